@@ -1,0 +1,1 @@
+"""Antiphon: an engine that serves full-duplex speech models."""

@@ -1,0 +1,1 @@
+"""What the engine decides: blocks, contexts, windows, units. Pure Python: no torch, no asyncio."""

@@ -1,0 +1,253 @@
+"""What one session attends to: anchor segments, then the ring of units. Bookkeeping only, no tensors.
+
+    anchor[0]        anchor[1] (context mode)   ring
+    prompt           previous ‖ suffix          u7 u8 u9 (open unit)
+    └ fresh blocks   └ fresh blocks             └ fresh blocks; may start inside its first one
+
+Positions run 0..num_tokens-1 over all segments in this order. A ring key is written rotated to
+`position + shift`; `Context.slide` moves `shift` so that this stays true for the keys already there (DESIGN 4).
+Shown by tests/core/test_context.py against a brute-force model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from antiphon.core.blocks import BlockPool
+from antiphon.core.window import SlideMode, SlidePlan, UnitRecord
+from antiphon.errors import ContextLengthExceeded
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where consecutive tokens go.
+
+    slots: one per token, `block * block_size + offset`.
+    first_position: position of the first token.
+    key_shift: keys are rotated to `position + key_shift`.
+    """
+
+    slots: tuple[int, ...]
+    first_position: int
+    key_shift: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """A run of tokens in blocks of its own. first_slot: offset of the first token in the first block."""
+
+    blocks: list[int] = field(default_factory=list)
+    first_slot: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """What a slide did to the bookkeeping, and so what the cache still needs; made by `Context.slide` only.
+
+    dropped: units that left, oldest first.
+    anchor_ids, anchor: `previous ‖ suffix` to be forwarded, and where; no ids when it did not change.
+    rotated: ring tokens whose keys must be rotated by `rotated_by` positions in place; no slots when none must.
+    recomputed: retained ring tokens to be forwarded from their embeddings; no slots when none must.
+    """
+
+    dropped: tuple[UnitRecord, ...]
+    anchor_ids: tuple[int, ...]
+    anchor: Placement
+    rotated: Placement
+    rotated_by: int
+    recomputed: Placement
+
+
+class Context:
+    """The single record of a session's tokens in the cache: block tables, positions, units, `previous`.
+
+    pool: where its blocks come from; `free` gives all of them back.
+    mode: how slides are done.
+    max_tokens: the context never grows beyond this.
+    """
+
+    def __init__(self, pool: BlockPool, mode: SlideMode, max_tokens: int) -> None:
+        self._pool = pool
+        self._mode = mode
+        self._max_tokens = max_tokens
+        self._anchor: list[Segment] = []
+        self._ring = Segment()
+        self._units: deque[UnitRecord] = deque()
+        self._num_open_tokens = 0
+        self._suffix: tuple[int, ...] = ()
+        self.previous: tuple[int, ...] = ()
+        self.shift = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_anchor_tokens + self._ring.num_tokens
+
+    @property
+    def num_anchor_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self._anchor)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(segment.blocks) for segment in self.segments())
+
+    @property
+    def units(self) -> tuple[UnitRecord, ...]:
+        """Closed units in the ring, oldest first."""
+        return tuple(self._units)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Anchor segments, then the ring; to be read, not changed."""
+        return (*self._anchor, self._ring)
+
+    def append_prompt(self, num_tokens: int) -> Placement:
+        """Place tokens at the end of the shared prompt segment, before any unit or suffix."""
+        assert len(self._anchor) <= 1, "the prompt cannot grow once the suffix segment stands behind it"
+        assert not self._ring.num_tokens, "the prompt cannot grow under units"
+        if not self._anchor:
+            self._anchor.append(Segment())
+        return self._append(self._anchor[0], num_tokens, key_shift=0)
+
+    def append_suffix(self, suffix: tuple[int, ...]) -> Placement:
+        """Place the private segment that `previous` will share with `suffix` (context mode)."""
+        assert len(self._anchor) <= 1, "a context has one suffix"
+        if not self._anchor:
+            self._anchor.append(Segment())
+        self._suffix = suffix
+        self._anchor.append(Segment())
+        return self._append(self._anchor[1], len(suffix), key_shift=0)
+
+    def append(self, num_tokens: int) -> Placement:
+        """Place tokens of the open unit at the end of the ring.
+
+        Raises: ContextLengthExceeded or ResourceExhausted; nothing changed then.
+        """
+        placement = self._append(self._ring, num_tokens, key_shift=self.shift)
+        self._num_open_tokens += num_tokens
+        return placement
+
+    def close_unit(self, unit: int, spoken: tuple[int, ...]) -> UnitRecord:
+        """Make what was appended since the last close a unit of the ring."""
+        record = UnitRecord(unit, self._num_open_tokens, spoken)
+        self._units.append(record)
+        self._num_open_tokens = 0
+        return record
+
+    def slide(self, plan: SlidePlan) -> Slide:
+        """Apply a plan in one transaction; the open unit must be closed.
+
+        Raises: ResourceExhausted if a longer `previous` finds no block; nothing changed then.
+        """
+        assert not self._num_open_tokens, f"{self._num_open_tokens} tokens of an open unit would be cut from their unit"
+        assert 0 <= plan.num_dropped_units <= len(self._units), f"{plan} for {len(self._units)} units"
+        num_dropped_tokens = sum(self._units[i].num_tokens for i in range(plan.num_dropped_units))
+        is_rewritten = plan.previous != self.previous
+        if is_rewritten:
+            self._require_anchor_blocks(plan, num_dropped_tokens)
+        dropped = tuple(self._units.popleft() for _ in range(plan.num_dropped_units))
+        self._drop_front(num_dropped_tokens)
+        growth = 0
+        anchor_ids: tuple[int, ...] = ()
+        anchor = _NOWHERE
+        if is_rewritten:
+            growth = len(plan.previous) - len(self.previous)
+            anchor_ids, anchor = self._rewrite_anchor(plan.previous)
+        moved_by = growth - num_dropped_tokens
+        rotated = recomputed = _NOWHERE
+        match self._mode:
+            case SlideMode.ROTATE_QUERY:
+                self.shift -= moved_by
+            case SlideMode.ROTATE_KEYS:
+                rotated = self._ring_placement()
+            case SlideMode.REPREFILL:
+                recomputed = self._refill_ring()
+        return Slide(dropped, anchor_ids, anchor, rotated, moved_by if rotated.slots else 0, recomputed)
+
+    def free(self) -> None:
+        """Give all blocks back and forget everything; idempotent."""
+        for segment in self.segments():
+            self._pool.release(segment.blocks)
+        self._anchor = []
+        self._ring = Segment()
+        self._units.clear()
+        self._num_open_tokens = 0
+        self._suffix = self.previous = ()
+        self.shift = 0
+
+    def check(self) -> None:
+        """Assert what must hold after every action."""
+        size = self._pool.block_size
+        for segment in self.segments():
+            end = segment.first_slot + segment.num_tokens
+            assert len(segment.blocks) == -(-end // size), f"{len(segment.blocks)} blocks for slots up to {end}"
+            assert 0 <= segment.first_slot < size, f"first slot {segment.first_slot} lies outside the first block"
+        num_unit_tokens = sum(unit.num_tokens for unit in self._units) + self._num_open_tokens
+        assert num_unit_tokens == self._ring.num_tokens, f"{num_unit_tokens} unit tokens, ring {self._ring.num_tokens}"
+        assert self.num_tokens <= self._max_tokens, f"{self.num_tokens} tokens, limit {self._max_tokens}"
+        assert self._mode is SlideMode.ROTATE_QUERY or self.shift == 0, f"shift {self.shift} in mode {self._mode}"
+
+    def _append(self, segment: Segment, num_tokens: int, key_shift: int) -> Placement:
+        if self.num_tokens + num_tokens > self._max_tokens:
+            raise ContextLengthExceeded(
+                f"the context holds {self.num_tokens} tokens and cannot take {num_tokens} more (limit "
+                f"{self._max_tokens}); use a sliding window or a higher limit"
+            )
+        first_position = self.num_tokens
+        first = segment.first_slot + segment.num_tokens
+        end = first + num_tokens
+        num_new_blocks = -(-end // self._pool.block_size) - len(segment.blocks)
+        segment.blocks += self._pool.allocate(max(0, num_new_blocks))
+        segment.num_tokens += num_tokens
+        return Placement(tuple(self._slots(segment, first, end)), first_position, key_shift)
+
+    def _slots(self, segment: Segment, first: int, end: int) -> Iterator[int]:
+        size = self._pool.block_size
+        for index in range(first, end):
+            yield segment.blocks[index // size] * size + index % size
+
+    def _ring_placement(self) -> Placement:
+        ring = self._ring
+        slots = self._slots(ring, ring.first_slot, ring.first_slot + ring.num_tokens)
+        return Placement(tuple(slots), self.num_anchor_tokens, self.shift)
+
+    def _drop_front(self, num_tokens: int) -> None:
+        ring = self._ring
+        ring.num_tokens -= num_tokens
+        ring.first_slot += num_tokens
+        num_empty = ring.first_slot // self._pool.block_size if ring.num_tokens else len(ring.blocks)
+        self._pool.release(ring.blocks[:num_empty])
+        del ring.blocks[:num_empty]
+        ring.first_slot = ring.first_slot % self._pool.block_size if ring.num_tokens else 0
+
+    def _require_anchor_blocks(self, plan: SlidePlan, num_dropped_tokens: int) -> None:
+        assert len(self._anchor) == 2, "only a context with a suffix segment can take `previous`"
+        size, ring = self._pool.block_size, self._ring
+        is_emptied = num_dropped_tokens == ring.num_tokens
+        num_freed = len(ring.blocks) if is_emptied else (ring.first_slot + num_dropped_tokens) // size
+        num_wanted = -(-(len(plan.previous) + len(self._suffix)) // size) - len(self._anchor[1].blocks)
+        if num_wanted > num_freed:
+            self._pool.require(num_wanted - num_freed)
+
+    def _rewrite_anchor(self, previous: tuple[int, ...]) -> tuple[tuple[int, ...], Placement]:
+        self._pool.release(self._anchor[1].blocks)
+        ids = (*previous, *self._suffix)
+        num_blocks = -(-len(ids) // self._pool.block_size)
+        segment = Segment(self._pool.allocate(num_blocks), 0, len(ids))
+        self._anchor[1] = segment
+        self.previous = previous
+        slots = tuple(self._slots(segment, 0, len(ids)))
+        return ids, Placement(slots, self._anchor[0].num_tokens, key_shift=0)
+
+    def _refill_ring(self) -> Placement:
+        """The ring starts anew at slot 0 of the blocks it has: every slot is written again before it is read."""
+        ring = self._ring
+        num_blocks = -(-ring.num_tokens // self._pool.block_size)
+        self._pool.release(ring.blocks[num_blocks:])
+        del ring.blocks[num_blocks:]
+        ring.first_slot = 0
+        return self._ring_placement()
+
+
+_NOWHERE = Placement((), 0, 0)

@@ -1,0 +1,132 @@
+"""The rules of one unit and of turns: what a sampled token means. No logits, no tensors.
+
+Source: REFERENCE 4.3 and 4.6, with quirk 5 corrected: a turn that ends inside a unit is handed on as ended, whatever
+follows it. Shown by tests/core/test_duplex.py and the golden kinds thinker and endtoend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphon.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DuplexTokens:
+    """Ids of the tokens that steer a call (REFERENCE 3)."""
+
+    unit_start: int
+    unit_end: int
+    listen: int
+    tts_bos: int
+    turn_eos: int
+    chunk_eos: int
+    chunk_tts_eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class DuplexConfig:
+    """Limits of the loop.
+
+    max_unit_tokens: decided tokens in a unit, its terminator included.
+    num_forced_listens: so many first units listen whatever the model says.
+    """
+
+    max_unit_tokens: int = 20
+    num_forced_listens: int = 3
+
+    def __post_init__(self) -> None:
+        if self.max_unit_tokens < 2:
+            raise ConfigError(f"a unit needs at least 2 decided tokens, got {self.max_unit_tokens}")
+        if self.num_forced_listens < 0:
+            raise ConfigError(f"num_forced_listens must not be negative, got {self.num_forced_listens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """Consecutive spoken tokens of one unit that belong to one turn.
+
+    token_ids: ids for the talker, `turn_eos` included.
+    rows: for each, its number among the unit's fed tokens, so that its hidden state can be found.
+    """
+
+    token_ids: tuple[int, ...]
+    rows: tuple[int, ...]
+    ends_turn: bool
+
+
+class UnitDecisions:
+    """One unit's decisions in order: `take` says what to feed for a sampled id, until `is_done`.
+
+    The terminator is not fed by itself: `closing_ids` are the unit's last tokens, fed in one forward.
+    """
+
+    def __init__(
+        self, tokens: DuplexTokens, config: DuplexConfig, *, is_turn_open: bool, is_forced_listen: bool
+    ) -> None:
+        assert not (is_turn_open and is_forced_listen), "a forced listen would leave the turn open"
+        self._tokens = tokens
+        self._max_tokens = config.max_unit_tokens
+        self._was_turn_open = is_turn_open
+        self.is_turn_open = is_turn_open
+        self.fed: list[int] = []
+        """Tokens fed so far, without the terminator."""
+        self._terminator: int | None = tokens.listen if is_forced_listen else None
+
+    @property
+    def is_done(self) -> bool:
+        return self._terminator is not None
+
+    @property
+    def is_listen(self) -> bool:
+        return self._terminator == self._tokens.listen
+
+    @property
+    def closing_ids(self) -> tuple[int, int]:
+        assert self._terminator is not None, "the unit is still being decided"
+        return self._terminator, self._tokens.unit_end
+
+    def take(self, sampled: int) -> int | None:
+        """The id to feed for a sampled one, or None when it ends the unit (then `is_done`)."""
+        assert not self.is_done, f"the unit ended with {self._terminator}; {sampled} comes too late"
+        tokens = self._tokens
+        if sampled == tokens.listen and self.is_turn_open:
+            sampled = tokens.tts_bos
+        if sampled in (tokens.listen, tokens.chunk_eos, tokens.chunk_tts_eos):
+            self._terminator = sampled
+            return None
+        self.is_turn_open = sampled != tokens.turn_eos
+        self.fed.append(sampled)
+        if len(self.fed) == self._max_tokens - 1:
+            self._terminator = tokens.chunk_eos
+        return sampled
+
+    def utterances(self) -> tuple[Utterance, ...]:
+        """What the talker gets: one entry per turn that spoke, the last one open unless its turn ended.
+
+        The first decision is never spoken (REFERENCE quirk 4). A speaking unit always reaches the talker, also with no
+        token (8.2); a listening one only if it ended a turn or spoke before it listened.
+        """
+        fed, turn_eos = self.fed, self._tokens.turn_eos
+        utterances: list[Utterance] = []
+        start = 1
+        for row in range(0 if self._was_turn_open else 1, len(fed)):
+            # Several turn_eos in a row end one turn.
+            if fed[row] == turn_eos and fed[row + 1 : row + 2] != [turn_eos]:
+                utterances.append(self._utterance(start, row + 1, ends_turn=True))
+                start = max(start, row + 1)
+        if start < len(fed) or not utterances:
+            utterances.append(self._utterance(start, len(fed), ends_turn=bool(fed) and not self.is_turn_open))
+        if self.is_listen and not self._was_turn_open and not any(map(self._has_words, utterances)):
+            return ()
+        return tuple(utterances)
+
+    def previous_ids(self) -> tuple[int, ...]:
+        """Ids that `previous` may take over: none of a listening unit, as the reference keeps them (4.6)."""
+        return () if self.is_listen else tuple(self.fed[1:])
+
+    def _utterance(self, start: int, end: int, *, ends_turn: bool) -> Utterance:
+        return Utterance(tuple(self.fed[start:end]), tuple(range(start, end)), ends_turn)
+
+    def _has_words(self, utterance: Utterance) -> bool:
+        return any(token != self._tokens.turn_eos for token in utterance.token_ids)

@@ -1,0 +1,25 @@
+"""Where a call's output lies on the input's clock, for a listener who plays every sample once and in order.
+
+Shown by tests/core/test_playback.py.
+"""
+
+from __future__ import annotations
+
+from antiphon.units import OUTPUT_RATE_HZ
+
+
+class PlaybackClock:
+    """The one writer of a listener's timeline. Times in seconds of input, positions in output samples."""
+
+    def __init__(self) -> None:
+        self._end_samples = 0
+
+    def place(self, now_s: float, num_samples: int) -> int:
+        """Queue speech that becomes available at `now_s`; returns the output sample at which it starts."""
+        start_samples = max(self._end_samples, round(now_s * OUTPUT_RATE_HZ))
+        self._end_samples = start_samples + num_samples
+        return start_samples
+
+    @property
+    def end_s(self) -> float:
+        return self._end_samples / OUTPUT_RATE_HZ

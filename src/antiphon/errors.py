@@ -1,0 +1,61 @@
+"""Every error that Antiphon raises on purpose. A message says what, which value, which limit and what to do.
+
+AntiphonError
+├── InputError               the caller's data
+│   ├── AudioError           not audio, empty, not finite, wrong shape
+│   ├── ImageError           not a picture, too large
+│   └── PromptTooLong        the prompt leaves no room for a unit
+├── ConfigError              settings that contradict each other or the model
+├── CheckpointError          a checkpoint that is not what the code needs
+├── ResourceExhausted        no free blocks or slots; try again later
+├── ContextLengthExceeded    the session's context is full; the session ends, its output so far is kept
+└── ShapeError               an operator's contract was broken
+"""
+
+
+class AntiphonError(Exception):
+    """Base of all errors here.
+
+    code: the name on the wire and in events; stable.
+    is_retryable: whether the same request can succeed later without a change.
+    """
+
+    code = "internal_error"
+    is_retryable = False
+
+
+class InputError(AntiphonError):
+    code = "invalid_input"
+
+
+class AudioError(InputError):
+    code = "invalid_audio"
+
+
+class ImageError(InputError):
+    code = "invalid_image"
+
+
+class PromptTooLong(InputError):  # noqa: N818 - the name is the condition, like the standard library's StopIteration
+    code = "prompt_too_long"
+
+
+class ConfigError(AntiphonError):
+    code = "invalid_config"
+
+
+class CheckpointError(AntiphonError):
+    code = "invalid_checkpoint"
+
+
+class ResourceExhausted(AntiphonError):  # noqa: N818 - as above
+    code = "resource_exhausted"
+    is_retryable = True
+
+
+class ContextLengthExceeded(AntiphonError):  # noqa: N818 - as above
+    code = "context_length_exceeded"
+
+
+class ShapeError(AntiphonError):
+    code = "shape_error"

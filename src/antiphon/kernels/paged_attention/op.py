@@ -1,0 +1,44 @@
+"""Attention of a step's tokens to their contexts in the paged cache: anchor and ring, mixed query lengths.
+
+    score(q, k) = scale · ⟨q_anchor, k⟩ for anchor keys, scale · ⟨q_ring, k⟩ for ring keys;  out = softmax(score) V
+    over all keys whose position is not after the query's. One softmax over both parts.
+
+Anchor keys are stored rotated to their position, ring keys to position + shift; `q_anchor` and `q_ring` are the same
+query rotated to p and to p + shift. Scores depend on differences of angles only, so dropping ring tokens changes
+`shift` and no key (DESIGN 4).
+
+| tensor       | shape                                      | dtype    |                                         |
+|--------------|--------------------------------------------|----------|-----------------------------------------|
+| q_anchor     | [N, H, D]                                  | floating | contiguous                              |
+| q_ring       | [N, H, D]                                  | as above | may be q_anchor itself                  |
+| keys, values | [num_blocks, block_size, Hkv, D]           | as above | one layer; the step's own tokens are in |
+| out          | [N, H, D]                                  | as above | new                                     |
+
+Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax and sums are float32.
+Dispatch: the plain torch reference on every device. Raises ShapeError.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from antiphon.errors import ShapeError
+from antiphon.kernels.kv_cache import StepLayout
+from antiphon.kernels.paged_attention import reference
+
+
+def paged_attention(
+    q_anchor: Tensor, q_ring: Tensor, keys: Tensor, values: Tensor, step: StepLayout, scale: float
+) -> Tensor:
+    """Attend; tensors and errors in the module's docstring. step: rows and positions of the N tokens."""
+    if q_anchor.shape != q_ring.shape or q_anchor.shape[0] != step.positions.shape[0]:
+        raise ShapeError(
+            f"paged attention wants q_anchor and q_ring [N, H, D] for N = {step.positions.shape[0]} tokens; "
+            f"got {tuple(q_anchor.shape)}, {tuple(q_ring.shape)}"
+        )
+    if keys.shape != values.shape or keys.shape[1] != step.block_size or q_anchor.shape[1] % keys.shape[2]:
+        raise ShapeError(
+            f"paged attention wants keys and values [num_blocks, {step.block_size}, Hkv, D] with Hkv dividing "
+            f"{q_anchor.shape[1]} heads; got {tuple(keys.shape)}, {tuple(values.shape)}"
+        )
+    return reference.paged_attention(q_anchor, q_ring, keys, values, step, scale)

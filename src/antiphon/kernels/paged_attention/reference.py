@@ -1,0 +1,34 @@
+"""Paged attention over anchor and ring, one row after the other. The definition that kernels are tested against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from antiphon.kernels.kv_cache import StepLayout
+
+
+def paged_attention(
+    q_anchor: Tensor, q_ring: Tensor, keys: Tensor, values: Tensor, step: StepLayout, scale: float
+) -> Tensor:
+    """Shapes and meaning as in `op.paged_attention`."""
+    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    num_kv_heads = keys.shape[1]
+    out = torch.empty_like(q_anchor)
+    for row, (slots, num_anchor) in zip(step.rows, step.key_slots, strict=True):
+        tokens = slice(row.token_start, row.token_end)
+        k = keys[slots].transpose(0, 1).float()  # [Hkv, T, D]
+        v = values[slots].transpose(0, 1).float()
+        qa, qr = (_grouped(q[tokens], num_kv_heads) for q in (q_anchor, q_ring))
+        scores = torch.cat([qa @ k[:, None, :num_anchor].mT, qr @ k[:, None, num_anchor:].mT], dim=-1) * scale
+        # Keys lie in order of position, so a key's index is its position.
+        is_later = torch.arange(slots.shape[0], device=slots.device) > step.positions[tokens, None]
+        weights = scores.masked_fill(is_later, -torch.inf).softmax(dim=-1)
+        out[tokens] = (weights @ v[:, None]).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+    return out
+
+
+def _grouped(q: Tensor, num_kv_heads: int) -> Tensor:
+    """[Q, H, D] → [Hkv, H / Hkv, Q, D] float32: the query heads that share a key head stand together."""
+    num_tokens, num_heads, head_dim = q.shape
+    return q.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3).float()

@@ -1,0 +1,33 @@
+"""Operands of `rotary_store` that belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from antiphon.kernels.rotation import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMS norm over each head before the rotation. q_weight, k_weight: [D]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRotations:
+    """Computed once per step and used by all layers.
+
+    anchor, ring: rotations of the queries for anchor and for ring keys.
+    key: rotation of the keys that are written.
+    slots: [N] int64, where they are written.
+    """
+
+    anchor: Rotation
+    ring: Rotation
+    key: Rotation
+    slots: Tensor

@@ -1,0 +1,57 @@
+"""From logits to the next id, all rules of the reference, every row by its own settings.
+
+`sample_text` (thinker, REFERENCE 4.4), in this order:
+  1. chunk_eos, if one draw from softmax(logits) (greedy: the argmax) is it; nothing else of that draw is used;
+  2. forbidden ids to -inf;
+  3. repeated ids divided by the penalty, whatever their sign;
+  4. the length penalty on turn_eos;
+  5. the listen scale; listen at once if fewer than listen_top_k ids are above it;
+  6. greedy: the argmax; else temperature, top-k, top-p, and a draw.
+`sample_codec` (talker, REFERENCE 8.2): temperature; penalty ** count over the history, sign-aware; EOS to -inf while
+the chunk may not end; a draw from the whole distribution.
+
+| tensor       | shape        | dtype                                                                  |
+|--------------|--------------|------------------------------------------------------------------------|
+| text logits  | [R, V]       | floating; the rules are evaluated in float32                           |
+| codec logits | [R, C]       | float32; id C - 1 ends the segment                                     |
+| rules        | see contract | one entry per row                                                      |
+
+Draws are Gumbel noise from (seed, counter, id): a row's choice does not depend on its neighbours. Special ids are host
+constants. R = 0 is allowed. Dispatch: the plain torch reference on every device. Raises ShapeError.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from antiphon.errors import ShapeError
+from antiphon.kernels.sampling import reference
+from antiphon.kernels.sampling.contract import CodecRules, TextChoice, TextRules
+
+
+def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
+    """Choose one text id per row; order and tensors in the module's docstring."""
+    if logits.shape != (rules.history.shape[0], rules.forbidden.shape[0]):
+        raise ShapeError(
+            f"sample_text wants logits [{rules.history.shape[0]}, {rules.forbidden.shape[0]}] by its rules, "
+            f"got {tuple(logits.shape)}"
+        )
+    return reference.sample_text(logits, rules)
+
+
+def codec_scores(logits: Tensor, rules: CodecRules) -> Tensor:
+    """The scores that `sample_codec` draws from, [R, C] float32: softmax of them is the distribution."""
+    if logits.dim() != 2 or logits.shape[0] != rules.history.shape[0]:
+        raise ShapeError(
+            f"codec logits must be [{rules.history.shape[0]}, C] by their rules, got {tuple(logits.shape)}"
+        )
+    return reference.codec_scores(logits, rules)
+
+
+def sample_codec(logits: Tensor, rules: CodecRules) -> Tensor:
+    """Choose one codec token per row, [R] int64; order and tensors in the module's docstring."""
+    if logits.dim() != 2 or logits.shape[0] != rules.history.shape[0]:
+        raise ShapeError(
+            f"codec logits must be [{rules.history.shape[0]}, C] by their rules, got {tuple(logits.shape)}"
+        )
+    return reference.sample_codec(logits, rules)

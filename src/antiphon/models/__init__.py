@@ -1,0 +1,1 @@
+"""Model families: one folder each, with networks, checkpoint loading, tokens and prompts."""

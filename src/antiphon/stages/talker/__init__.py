@@ -1,0 +1,1 @@
+"""Turns what the thinker says into codec tokens."""

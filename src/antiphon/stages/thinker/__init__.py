@@ -1,0 +1,1 @@
+"""Hears, sees and decides: encoders, the language model, its context."""
