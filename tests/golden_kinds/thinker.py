@@ -254,7 +254,6 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
         reference=torch.empty(0),
         window=case.window.policy(case.mode, model.tokenizer),
         slide=slide,
-        max_tokens=MAX_TOKENS,
         max_pictures=0,
         max_slices=1,
         duplex=DuplexConfig(case.max_new_speak_tokens_per_chunk, case.force_listen_count),
@@ -262,7 +261,7 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
         draws=Draws.MOST_LIKELY,
         seed=0,
     )
-    state = decider.open(session)
+    state = decider.open(session, MAX_TOKENS)
     state.memory.feed_prompt(state.memory.embed(model.tokenizer.encode(case.prefix)))
     state.memory.feed_suffix(model.tokenizer.encode(case.suffix))
     conditions: list[Tensor] = []

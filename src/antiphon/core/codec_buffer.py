@@ -33,8 +33,7 @@ class CodecBuffer:
 
     def __init__(self, silence_token: int, lookahead_tokens: int) -> None:
         self._silence = [silence_token] * lookahead_tokens
-        self._tokens: list[int] = []
-        self.reset()
+        self._tokens = self._silence.copy()
 
     @property
     def tokens(self) -> tuple[int, ...]:

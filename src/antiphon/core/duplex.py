@@ -28,18 +28,23 @@ class DuplexTokens:
 class DuplexConfig:
     """Limits of the loop.
 
-    max_unit_tokens: decided tokens in a unit, its terminator included.
+    max_decided_tokens: decided tokens in a unit, its terminator included; `</unit>` comes after them.
     num_forced_listens: so many first units listen whatever the model says.
     """
 
-    max_unit_tokens: int = 20
+    max_decided_tokens: int = 20
     num_forced_listens: int = 3
 
     def __post_init__(self) -> None:
-        if self.max_unit_tokens < 2:
-            raise ConfigError(f"a unit needs at least 2 decided tokens, got {self.max_unit_tokens}")
+        if self.max_decided_tokens < 2:
+            raise ConfigError(f"a unit needs at least 2 decided tokens, got {self.max_decided_tokens}")
         if self.num_forced_listens < 0:
             raise ConfigError(f"num_forced_listens must not be negative, got {self.num_forced_listens}")
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most tokens of a unit after its input."""
+        return self.max_decided_tokens + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class UnitDecisions:
     ) -> None:
         assert not (is_turn_open and is_forced_listen), "a forced listen would leave the turn open"
         self._tokens = tokens
-        self._max_tokens = config.max_unit_tokens
+        self._max_tokens = config.max_decided_tokens
         self._was_turn_open = is_turn_open
         self.is_turn_open = is_turn_open
         self.fed: list[int] = []

@@ -57,7 +57,10 @@ class WindowPolicy(Protocol):
         """
 
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
-        """The most tokens a context ever holds, the unit in progress included."""
+        """The most tokens that a context with this prompt ever holds, the unit in progress included."""
+
+    def max_prompt_tokens(self, max_unit_tokens: int, max_context_tokens: int) -> int:
+        """The longest prompt that leaves room for units in a context of `max_context_tokens`; negative if none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class OffWindow:
 
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
         return self.max_tokens
+
+    def max_prompt_tokens(self, max_unit_tokens: int, max_context_tokens: int) -> int:
+        return min(self.max_tokens, max_context_tokens) - max_unit_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +117,10 @@ class BasicWindow:
         return SlidePlan(num_dropped, previous) if num_dropped else None
 
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
-        # A prompt above the high limit leaves no unit after every close, so one unit at a time is in the ring.
-        return max(self.high_tokens, num_prompt_tokens) + max_unit_tokens
+        return self.high_tokens + max_unit_tokens
+
+    def max_prompt_tokens(self, max_unit_tokens: int, max_context_tokens: int) -> int:
+        return min(self.high_tokens, max_context_tokens - max_unit_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +159,6 @@ class ContextWindow:
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
         num_previous_tokens = len(self.marker) + self.previous_max_tokens
         return num_prompt_tokens + num_previous_tokens + (self.max_units + 1) * max_unit_tokens
+
+    def max_prompt_tokens(self, max_unit_tokens: int, max_context_tokens: int) -> int:
+        return max_context_tokens - self.peak_tokens(0, max_unit_tokens)

@@ -57,11 +57,16 @@ class Decider:
         forbidden[list(self._special.forbidden)] = True
         self._forbidden = forbidden.to(self._device)
 
-    def open(self, session: ThinkerSession) -> DeciderState:
-        """A session with an empty context; the caller feeds the prompt into its memory."""
+    @property
+    def max_context_tokens(self) -> int:
+        """Positions that the model can tell apart."""
+        return self._network.config.max_position_tokens
+
+    def open(self, session: ThinkerSession, max_tokens: int) -> DeciderState:
+        """A session with an empty context of at most `max_tokens`; the caller feeds the prompt into its memory."""
         return DeciderState(
             session=session,
-            memory=ThinkerMemory(self._network, self.decoder, session.window, session.slide, session.max_tokens),
+            memory=ThinkerMemory(self._network, self.decoder, session.window, session.slide, max_tokens),
             text=TextStream(self._tokenizer),
             history=deque(maxlen=session.sampling.repetition_window_tokens),
         )

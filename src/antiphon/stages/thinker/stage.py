@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from antiphon.core.duplex import DuplexConfig
 from antiphon.errors import ContextLengthExceeded, InputError, PromptTooLong
 from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.stages.thinker.decider import Decider, DeciderState
@@ -19,20 +18,25 @@ from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
 
 @dataclass(slots=True)
 class ThinkerState:
-    """Owned by ThinkerStage."""
+    """Owned by ThinkerStage. max_tokens: the context never holds more."""
 
     session: ThinkerSession
+    max_tokens: int
     senses: SensesState
     mind: DeciderState
 
 
 class ThinkerStage:
-    """Owns the thinker's session states."""
+    """Owns the thinker's session states.
 
-    def __init__(self, senses: Senses, decider: Decider, tokenizer: TextTokenizer) -> None:
+    max_prompt_tokens: prompts above it are refused, so that a session's need is known before its prompt is.
+    """
+
+    def __init__(self, senses: Senses, decider: Decider, tokenizer: TextTokenizer, max_prompt_tokens: int) -> None:
         self._senses = senses
+        self._decider = decider
         self._tokenizer = tokenizer
-        self.decider = decider
+        self._max_prompt_tokens = max_prompt_tokens
 
     def open(self, session: ThinkerSession) -> ThinkerState:
         """Compute the prompt of a new session.
@@ -40,9 +44,23 @@ class ThinkerStage:
         Raises: PromptTooLong if it leaves no room for a unit, AudioError for its reference, ResourceExhausted; nothing
         is held then.
         """
-        state = ThinkerState(session, self._senses.open(), self.decider.open(session))
+        prefix, suffix = (self._tokenizer.encode(text) for text in (session.prompt.prefix, session.prompt.suffix))
+        reference = self._senses.embed_reference(session.reference)
+        max_unit_tokens = self._max_unit_tokens(session, session.max_pictures)
+        num_tokens = len(prefix) + reference.shape[0] + len(suffix)
+        room = session.window.max_prompt_tokens(max_unit_tokens, self._decider.max_context_tokens)
+        limit = min(room, self._max_prompt_tokens)
+        if num_tokens > limit:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, {reference.shape[0]} of them the voice; this window, with units "
+                f"of up to {max_unit_tokens} tokens, takes {limit}; shorten the instructions or the voice"
+            )
+        max_tokens = session.window.peak_tokens(num_tokens, max_unit_tokens)
+        state = ThinkerState(session, max_tokens, self._senses.open(), self._decider.open(session, max_tokens))
+        memory = state.mind.memory
         try:
-            self._feed_prompt(state)
+            memory.feed_prompt(torch.cat([memory.embed(prefix), reference]))
+            memory.feed_suffix(suffix)
         except BaseException:
             self.close(state)
             raise
@@ -60,28 +78,13 @@ class ThinkerStage:
         session, num_tokens = state.session, state.mind.memory.context.num_tokens
         if len(heard.pictures) > session.max_pictures:
             raise InputError(f"a unit has {len(heard.pictures)} pictures; this session takes {session.max_pictures}")
-        max_unit_tokens = self.max_unit_tokens(session.duplex, len(heard.pictures), session.max_slices)
-        if num_tokens + max_unit_tokens > session.max_tokens:
+        max_unit_tokens = self._max_unit_tokens(session, len(heard.pictures))
+        if num_tokens + max_unit_tokens > state.max_tokens:
             raise ContextLengthExceeded(
-                f"the context holds {num_tokens} of {session.max_tokens} tokens and the next unit may take "
+                f"the context holds {num_tokens} of {state.max_tokens} tokens and the next unit may take "
                 f"{max_unit_tokens}; use a sliding window for calls of any length"
             )
-        return self.decider.decide(state.mind, self._senses.embed_unit(state.senses, heard, session.max_slices))
+        return self._decider.decide(state.mind, self._senses.embed_unit(state.senses, heard, session.max_slices))
 
-    def max_unit_tokens(self, duplex: DuplexConfig, num_pictures: int, max_slices: int) -> int:
-        """The most tokens that a unit of so many pictures takes, `<unit>` and `</unit>` included."""
-        return self._senses.num_input_tokens(num_pictures, max_slices) + duplex.max_unit_tokens + 1
-
-    def _feed_prompt(self, state: ThinkerState) -> None:
-        session, memory = state.session, state.mind.memory
-        prefix, suffix = (self._tokenizer.encode(text) for text in (session.prompt.prefix, session.prompt.suffix))
-        reference = self._senses.embed_reference(session.reference)
-        num_tokens = len(prefix) + reference.shape[0] + len(suffix)
-        max_unit_tokens = self.max_unit_tokens(session.duplex, session.max_pictures, session.max_slices)
-        if num_tokens + max_unit_tokens > session.max_tokens:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens ({reference.shape[0]} of them reference audio) and a unit up to "
-                f"{max_unit_tokens}, but the context holds {session.max_tokens}; shorten the instructions or the voice"
-            )
-        memory.feed_prompt(torch.cat([memory.embed(prefix), reference]))
-        memory.feed_suffix(suffix)
+    def _max_unit_tokens(self, session: ThinkerSession, num_pictures: int) -> int:
+        return self._senses.num_input_tokens(num_pictures, session.max_slices) + session.duplex.max_output_tokens

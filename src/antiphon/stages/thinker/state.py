@@ -20,7 +20,6 @@ class ThinkerSession:
     """Settings of a session, fully decided.
 
     reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none.
-    max_tokens: the context never holds more.
     max_pictures: in one unit. max_slices: items that a picture may be cut into besides the view; 1 for none.
     seed: of its text draws.
     """
@@ -30,7 +29,6 @@ class ThinkerSession:
     reference: Tensor
     window: WindowPolicy
     slide: SlideMode
-    max_tokens: int
     max_pictures: int
     max_slices: int
     duplex: DuplexConfig

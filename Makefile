@@ -1,0 +1,40 @@
+# make demo   install, write the tiny checkpoint, play the shipped recording as a call, write out.wav
+# make test   install what the tests need and run them all
+# make bench  one hour of call on the tiny checkpoint: first and last hundred units
+
+PYTHON ?= python3
+# The build that the figures in docs/numbers.md were measured with. On a GPU machine install the CUDA build first.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: demo test bench clean
+
+demo: .venv/installed
+	rm -rf build/tiny
+	$(BIN)/antiphon tiny build/tiny
+	$(BIN)/antiphon run examples/caller.flac -o out.wav --model build/tiny --high 400 --low 300
+
+test: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: .venv/installed
+	rm -rf build/tiny
+	$(BIN)/antiphon tiny build/tiny
+	$(BIN)/python -m antiphon.bench.long_call build/tiny --units 3600
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/pip install --quiet --editable .[test]
+	touch $@
+
+clean:
+	rm -rf .venv build out.wav

@@ -1,0 +1,270 @@
+"""The command line: `antiphon run`, `antiphon tiny`, `antiphon inspect`. Parses and prints; the work is elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from antiphon import config
+from antiphon.config import EngineConfig, SessionConfig, resolve_device
+from antiphon.core.events import Event, SessionEnded, UnitDecided
+from antiphon.core.sampling import Draws
+from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
+from antiphon.engine import Engine
+from antiphon.errors import AntiphonError, CheckpointError, ConfigError
+from antiphon.models.minicpmo.checkpoint import VOICE_MODEL_FILES, Checkpoint, open_checkpoint
+from antiphon.models.minicpmo.inspection import inspect as inspect_checkpoint
+from antiphon.models.minicpmo.inspection import render
+from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, wrap
+from antiphon.models.minicpmo.tiny import write_tiny
+from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
+from antiphon.models.minicpmo.voice import VoicePreparer
+from antiphon.offline import NoCamera, PictureFolder, play
+from antiphon.recording import CallWriter, Channels, Recording, read_voice, to_input_rate
+from antiphon.timeline import Timeline
+
+DEFAULT_MODEL = "openbmb/MiniCPM-o-4_5"
+EXIT_BAD_INPUT = 1
+EXIT_CONTEXT_FULL = 3
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console()
+
+
+class WindowMode(Enum):
+    OFF = "off"
+    BASIC = "basic"
+    CONTEXT = "context"
+
+
+class Dtype(Enum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFlags:
+    """The window as it was asked for; None is a flag that was not given."""
+
+    mode: WindowMode
+    high: int | None
+    low: int | None
+    max_units: int | None
+    previous_tokens: int | None
+    max_tokens: int | None
+
+    def check(self) -> None:
+        """Raises: ConfigError for limits of another mode, and for contradictions that need no checkpoint to see."""
+        own = {
+            WindowMode.OFF: ("max_tokens",),
+            WindowMode.BASIC: ("high", "low"),
+            WindowMode.CONTEXT: ("max_units", "previous_tokens"),
+        }
+        for name, value in asdict(self).items():
+            if name != "mode" and value is not None and name not in own[self.mode]:
+                flag = name.replace("_", "-")
+                raise ConfigError(
+                    f"--{flag} is no limit of --window {self.mode.value}; leave it out or change the window"
+                )
+        self.policy(())
+
+    def policy(self, marker: tuple[int, ...]) -> WindowPolicy:
+        """marker: ids in front of `previous` text. Raises: ConfigError if the limits contradict each other."""
+        match self.mode:
+            case WindowMode.OFF:
+                return OffWindow(_given(self.max_tokens, config.TRAINED_CONTEXT_TOKENS))
+            case WindowMode.BASIC:
+                high, low = _given(self.high, config.DEFAULT_HIGH_TOKENS), _given(self.low, config.DEFAULT_LOW_TOKENS)
+                return BasicWindow(high, low)
+            case WindowMode.CONTEXT:
+                return ContextWindow(
+                    _given(self.max_units, config.DEFAULT_MAX_UNITS),
+                    _given(self.previous_tokens, config.DEFAULT_PREVIOUS_MAX_TOKENS),
+                    marker,
+                )
+
+
+@app.command()
+def run(  # noqa: PLR0913 - one parameter per flag
+    recording: Annotated[Path, typer.Argument(metavar="IN.wav", help="What the caller says: wav, flac, ogg or mp3.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.wav", help="Where the call is written.")],
+    model: Annotated[str, typer.Option(metavar="DIR|HF-ID", help="Checkpoint folder or hub id.")] = DEFAULT_MODEL,
+    instructions: Annotated[str, typer.Option(help="What the model is told before the call.")] = DEFAULT_INSTRUCTIONS,
+    voice: Annotated[Path | None, typer.Option(metavar="REF.wav", help="The voice to speak with.")] = None,
+    video: Annotated[Path | None, typer.Option(metavar="DIR", help="Pictures by name, one per second.")] = None,
+    window: Annotated[WindowMode, typer.Option(help="How old units leave the context.")] = WindowMode.BASIC,
+    high: Annotated[int | None, typer.Option(help="basic: slide above so many tokens  [default: 8000]")] = None,
+    low: Annotated[int | None, typer.Option(help="basic: slide down to so many tokens  [default: 6000]")] = None,
+    max_units: Annotated[int | None, typer.Option(help="context: units that are kept  [default: 24]")] = None,
+    previous_tokens: Annotated[
+        int | None, typer.Option(help="context: tokens of earlier words that are kept  [default: 500]")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="off: the call ends here  [default: 8192]")] = None,
+    slide: Annotated[SlideMode, typer.Option(help="How a slide is done.")] = SlideMode.ROTATE_QUERY,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest everywhere instead of drawing.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    mono: Annotated[bool, typer.Option("--mono", help="Write the model's voice only.")] = False,
+    events: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write every event with its times.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[Dtype | None, typer.Option(help="[default: float32 on cpu, bfloat16 on cuda]")] = None,
+) -> None:
+    """Play a recording to the model as a live call and write what it says, aligned to the recording's clock."""
+    with _errors_in_one_line():
+        # What can be wrong without a checkpoint is found before one is loaded.
+        flags = WindowFlags(window, high, low, max_units, previous_tokens, max_tokens)
+        flags.check()
+        heard, camera = Recording(recording), NoCamera() if video is None else PictureFolder(video)
+        reference = None if voice is None else read_voice(voice)
+        torch_device = resolve_device(device)
+        torch_dtype = _dtype(dtype, torch_device)
+
+        checkpoint = open_checkpoint(model)
+        tokenizer = load_tokenizer(checkpoint.folder)
+        session = SessionConfig(
+            prompt=wrap(instructions),
+            window=flags.policy(tokenizer.encode(PREVIOUS_MARKER)),
+            slide=slide,
+            draws=Draws.MOST_LIKELY if greedy else Draws.SAMPLED,
+            seed=seed,
+        )
+        _announce(checkpoint, session, torch_device, torch_dtype)
+        with torch.inference_mode():
+            engine = Engine.load(checkpoint, tokenizer, EngineConfig(torch_device, torch_dtype), session)
+            samples, rate_hz = _default_voice() if reference is None else reference
+            spoken = engine.build_voice(_voice_preparer(checkpoint, engine.num_mel_bins).prepare(samples, rate_hz))
+            in_prompt = torch.empty(0) if reference is None else to_input_rate(samples, rate_hz)
+            channels = Channels.MODEL if mono else Channels.CALLER_AND_MODEL
+            with CallWriter(output, channels) as writer, _event_file(events) as log:
+                call = engine.open("run", session, in_prompt, spoken)
+                last = _follow(play(heard, camera, call, writer), heard.num_units, log)
+                call.close()
+        console.print(f"wrote {output}", highlight=False, soft_wrap=True)
+    if last.code != "completed":
+        raise typer.Exit(EXIT_CONTEXT_FULL)
+
+
+@app.command()
+def tiny(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet.")]) -> None:
+    """Write the tiny checkpoint: every part of the real one with random weights. Its speech is noise."""
+    with _errors_in_one_line():
+        write_tiny(folder)
+        console.print(f"wrote {folder}: random weights in the official layout; what it says is noise", soft_wrap=True)
+
+
+@app.command()
+def inspect(model: Annotated[str, typer.Argument(metavar="DIR|HF-ID", help="Checkpoint folder or hub id.")]) -> None:
+    """Say what a checkpoint holds, what is missing or unexpected, and the memory it needs."""
+    with _errors_in_one_line():
+        inspection = inspect_checkpoint(open_checkpoint(model))
+        render(inspection, console)
+    if not inspection.is_complete:
+        raise typer.Exit(EXIT_BAD_INPUT)
+
+
+def main() -> None:
+    app()
+
+
+def _follow(happened: Iterator[Event], num_units: int, log: TextIO | None) -> SessionEnded:
+    """Show and log events until the call is over, with a bar that fills as it goes."""
+    timeline = Timeline(console)
+    started_s = time.perf_counter()
+    columns = (TextColumn("{task.completed:.0f} of {task.total:.0f} s"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("call", total=num_units)
+        for event in happened:
+            timeline.show(event)
+            if log is not None:
+                log.write(json.dumps({"type": _type_name(event)} | asdict(event)) + "\n")
+            if isinstance(event, UnitDecided):
+                progress.advance(task)
+    timeline.summarise(time.perf_counter() - started_s)
+    assert isinstance(event, SessionEnded), f"the last event is {event}"
+    return event
+
+
+def _type_name(event: Event) -> str:
+    """`UnitDecided` → `unit_decided`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+@contextmanager
+def _event_file(path: Path | None) -> Iterator[TextIO | None]:
+    """A file that appears under its name when all of it is there, or none."""
+    if path is None:
+        yield None
+        return
+    part = path.with_name(f".{path.name}.part")
+    try:
+        file = part.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    try:
+        with file:
+            yield file
+    except BaseException:
+        part.unlink()
+        raise
+    part.replace(path)
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Whatever we raise on purpose ends the command with one line and a status, without a traceback."""
+    try:
+        yield
+    except AntiphonError as error:
+        line = " ".join(str(error).split())
+        Console(stderr=True).print(f"antiphon: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_BAD_INPUT) from error
+
+
+def _announce(checkpoint: Checkpoint, session: SessionConfig, device: torch.device, dtype: torch.dtype) -> None:
+    name = checkpoint.folder.name
+    console.print(f"antiphon: {name} on {device}, {str(dtype).removeprefix('torch.')}", highlight=False, soft_wrap=True)
+    if checkpoint.is_tiny:
+        console.print("THE TINY CHECKPOINT HAS RANDOM WEIGHTS: WHAT IT SAYS IS NOISE", style="bold red")
+    console.print(f"window {session.window}, slide {session.slide.value}", highlight=False, soft_wrap=True)
+
+
+def _voice_preparer(checkpoint: Checkpoint, num_mel_bins: int) -> VoicePreparer:
+    if checkpoint.missing_voice_models:
+        raise CheckpointError(
+            f"{checkpoint.vocoder_folder} lacks {', '.join(checkpoint.missing_voice_models)}; a voice is computed with "
+            "them: add them from the released checkpoint"
+        )
+    speaker, tokens = (checkpoint.vocoder_folder / name for name in VOICE_MODEL_FILES)
+    return VoicePreparer(tokens, speaker, num_mel_bins)
+
+
+def _default_voice() -> tuple[Tensor, int]:
+    with as_file(files("antiphon") / "assets" / "default_voice.flac") as path:
+        return read_voice(path)
+
+
+def _dtype(asked: Dtype | None, device: torch.device) -> torch.dtype:
+    if asked is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if asked is Dtype.FLOAT32 else torch.bfloat16
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+if __name__ == "__main__":
+    main()

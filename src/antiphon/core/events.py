@@ -1,0 +1,85 @@
+"""What happened in a call, for whoever watches it. Facts only: no tensors, no audio.
+
+Times in seconds of the call's input (`at_s`), or in milliseconds of computing (`*_ms`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """prompt_ms: computing the prompt took."""
+
+    session_id: str
+    num_prompt_tokens: int
+    max_context_tokens: int
+    prompt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDecided:
+    """One second was heard and decided. The context's numbers are after its close and slide."""
+
+    unit: int
+    at_s: float
+    is_listen: bool
+    text: str
+    token_ids: tuple[int, ...]
+    num_context_tokens: int
+    num_context_blocks: int
+    num_retained_units: int
+    thinker_ms: float
+    talker_ms: float
+    code2wav_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSlid:
+    """previous_ids: the ids of dropped words that the context keeps, marker included."""
+
+    unit: int
+    at_s: float
+    dropped_units: tuple[int, ...]
+    num_dropped_tokens: int
+    num_context_tokens: int
+    previous_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    turn: int
+    unit: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    turn: int
+    unit: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechQueued:
+    """Speech became available at `at_s` and plays from `start_s`, after what was queued before."""
+
+    turn: int
+    unit: int
+    at_s: float
+    start_s: float
+    num_codec_tokens: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """code: `completed`, or the code of the error that ended the session."""
+
+    at_s: float
+    code: str
+    message: str
+
+
+Event = SessionOpened | UnitDecided | WindowSlid | TurnStarted | TurnEnded | SpeechQueued | SessionEnded

@@ -1,0 +1,143 @@
+"""Golden kind endtoend: a whole checkpoint in the official layout, recording and pictures in, tokens and PCM out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, RootModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from antiphon.config import EngineConfig, SessionConfig
+from antiphon.core.duplex import DuplexConfig
+from antiphon.core.sampling import Draws
+from antiphon.core.window import SlideMode
+from antiphon.engine import Engine, MonotonicClock, UnitResult
+from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.image import decode_picture
+from antiphon.models.minicpmo.model import Model, load_model
+from antiphon.models.minicpmo.prompt import PromptText
+from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.stages.thinker.state import UnitInput
+from antiphon.units import OUTPUT_SAMPLES_PER_UNIT, UNIT_SAMPLES
+from golden_kinds.report import Comparison, Outcome
+from golden_kinds.thinker import Mode, WindowLimits, exact_slides
+
+KIND = "endtoend"
+NEAR_STEPS, NEAR_SHARE = 33, 0.999
+"""So many steps of 16-bit PCM (1e-3 of full scale) on this share of the samples."""
+FAR_STEPS = 5e-3 * 32768
+CPU = torch.device("cpu")
+
+
+class Unit(BaseModel):
+    pictures: list[str]
+    tokens: list[int]
+    is_listen: bool
+    end_of_turn: bool
+    text: str
+    codec_tokens: list[int] | None
+    samples: int
+    context_after: int
+    retained_units: list[int]
+    previous_token_ids: list[int]
+
+
+class Case(BaseModel):
+    mode: Mode
+    window: WindowLimits
+    prefix: str
+    suffix: str
+    force_listen_count: int
+    wave_start: int
+    ref_audio: tuple[int, int] | None
+    prompt_length: int
+    units: list[Unit]
+
+
+class Cases(RootModel[dict[str, Case]]):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A folder's model and inputs. waveform: [n] float32, 16 kHz."""
+
+    folder: Path
+    model: Model
+    tokenizer: TextTokenizer
+    waveform: Tensor
+    flow_noise: Tensor
+
+
+def run(folder: Path) -> Iterator[Outcome]:
+    """Compare every case of the folder, with every slide that means what the reference means."""
+    checkpoint = open_checkpoint(folder / "checkpoint")
+    model, tokenizer = load_model(checkpoint, CPU, torch.float32), load_tokenizer(checkpoint.folder)
+    expected = load_file(folder / "cases.safetensors")
+    waveform = expected["waveform_i16"].float() / 32768
+    golden = Golden(folder, model, tokenizer, waveform, expected["rand_noise"])
+    for name, case in Cases.model_validate_json((folder / "cases.json").read_text()).root.items():
+        want = {key.removeprefix(f"{name}."): x for key, x in expected.items() if key.startswith(f"{name}.")}
+        is_sliding = len(case.units[-1].retained_units) < len(case.units)
+        for slide in exact_slides(is_sliding=is_sliding):
+            yield _case(golden, f"{name}.{slide.value}", case, slide, want)
+
+
+def _case(golden: Golden, name: str, case: Case, slide: SlideMode, want: Mapping[str, Tensor]) -> Outcome:
+    compared = Comparison(KIND, name)
+    session = SessionConfig(
+        prompt=PromptText(case.prefix, case.suffix),
+        window=case.window.policy(case.mode, golden.tokenizer),
+        slide=slide,
+        duplex=DuplexConfig(num_forced_listens=case.force_listen_count),
+        draws=Draws.MOST_LIKELY,
+        max_pictures=max(len(unit.pictures) for unit in case.units),
+    )
+    config = EngineConfig(CPU, torch.float32)
+    engine = Engine(golden.model, golden.tokenizer, config, session, golden.flow_noise, MonotonicClock())
+    prompt = VoicePrompt(tuple(want["voice.tokens"].tolist()), want["voice.mel"], want["voice.speaker"])
+    reference = golden.waveform[slice(*case.ref_audio)] if case.ref_audio else torch.empty(0)
+    call = engine.open(name, session, reference, engine.build_voice(prompt))
+    compared.equal(call.opened.num_prompt_tokens, case.prompt_length)
+    pcm: list[Tensor] = []
+    for number, unit in enumerate(case.units):
+        start = case.wave_start + number * UNIT_SAMPLES
+        pictures = tuple(decode_picture(golden.folder / "images" / picture) for picture in unit.pictures)
+        result = call.run_unit(UnitInput(golden.waveform[start : start + UNIT_SAMPLES], pictures))
+        _compare_unit(compared, golden.tokenizer, result, unit)
+        samples = torch.cat([speech.samples for speech in result.speech] or [torch.zeros(OUTPUT_SAMPLES_PER_UNIT)])
+        compared.equal(samples.numel(), unit.samples)
+        pcm.append(samples)
+    call.close()
+    _compare_pcm(compared, torch.cat(pcm) * 32768, want["pcm"])
+    return compared.outcome()
+
+
+def _compare_unit(compared: Comparison, tokenizer: TextTokenizer, got: UnitResult, want: Unit) -> None:
+    outcome = got.outcome
+    compared.equal(outcome.token_ids, want.tokens)
+    compared.equal(outcome.is_listen, want.is_listen)
+    compared.equal(outcome.num_context_tokens, want.context_after)
+    compared.equal(outcome.retained_units, want.retained_units)
+    compared.equal(outcome.previous_ids, want.previous_token_ids)
+    said = tuple(token for handoff in outcome.handoffs for token in handoff.token_ids)
+    compared.equal(tokenizer.decode(said), want.text)
+    codec = [token for speech in got.speech for token in speech.chunk.codec_tokens]
+    compared.equal(codec if got.speech else None, want.codec_tokens)
+    compared.equal(any(handoff.ends_turn for handoff in outcome.handoffs), want.end_of_turn)
+
+
+def _compare_pcm(compared: Comparison, got: Tensor, want: Tensor) -> None:
+    if got.shape != want.shape:
+        compared.equal(got.shape, want.shape)
+        return
+    errors = (got - want.float()).abs()
+    num_near = math.ceil(NEAR_SHARE * errors.numel())
+    compared.close(errors.sort().values[num_near - 1], torch.tensor(0.0), NEAR_STEPS)
+    compared.close(errors.max(), torch.tensor(0.0), FAR_STEPS)
