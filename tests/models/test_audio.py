@@ -14,7 +14,7 @@ from torch import Tensor
 
 from antiphon.errors import AudioError, ConfigError
 from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder
-from antiphon.models.minicpmo.audio_features import FFT_SAMPLES, Floor, MelExtractor, slaney_filters
+from antiphon.models.minicpmo.audio_features import FFT_SAMPLES, Floor, MelExtractor
 from antiphon.models.minicpmo.audio_stream import (
     CHUNK_FRAMES,
     EXTRA_FRAMES,
@@ -26,6 +26,7 @@ from antiphon.models.minicpmo.audio_stream import (
     MelWindow,
 )
 from antiphon.models.minicpmo.config import AudioConfig
+from antiphon.models.minicpmo.mel_filters import slaney_filters
 from antiphon.units import INPUT_RATE_HZ, UNIT_SAMPLES
 
 CONFIG = AudioConfig(
@@ -86,7 +87,7 @@ def mel_chunk(mel: Tensor, index: int) -> MelChunk:
 
 
 def test_every_wide_filter_has_unit_area() -> None:
-    filters = slaney_filters(80)
+    filters = slaney_filters(80, FFT_SAMPLES, INPUT_RATE_HZ, INPUT_RATE_HZ / 2)
     areas = filters.sum(dim=1) * INPUT_RATE_HZ / FFT_SAMPLES
     # The sum over bins h = 40 Hz apart integrates a triangle of half width w up to h^2 / 2w^2; w >= 140 Hz here.
     torch.testing.assert_close(areas[-20:], torch.ones(20, dtype=torch.float64), rtol=0.041, atol=0)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.errors import AudioError
+from antiphon.models.minicpmo.mel_filters import slaney_filters
 from antiphon.units import INPUT_RATE_HZ
 
 FFT_SAMPLES = 400
@@ -53,7 +54,7 @@ class MelExtractor:
 
     def __init__(self, num_mel_bins: int) -> None:
         self.num_mel_bins = num_mel_bins
-        self._filters = slaney_filters(num_mel_bins).float()
+        self._filters = slaney_filters(num_mel_bins, FFT_SAMPLES, INPUT_RATE_HZ, INPUT_RATE_HZ / 2).float()
         self._window = torch.hann_window(FFT_SAMPLES, periodic=True, dtype=torch.float32, device=_HOST)
 
     def log_mel(self, samples: Tensor) -> Tensor:
@@ -113,34 +114,3 @@ def mirrored(samples: Tensor, *, left: int, right: int) -> Tensor:
 def normalised(log_mel: Tensor, level: float) -> Tensor:
     """log_mel: [bins, T] float32, log10. returns: the same, lifted to `level` and scaled as Whisper wants it."""
     return (log_mel.clamp(min=level) + 4) / 4
-
-
-def slaney_filters(num_mel_bins: int) -> Tensor:
-    """Triangles of equal area, evenly spaced on Slaney's scale from 0 Hz to half the input rate.
-
-    returns: [bins, FFT_SAMPLES // 2 + 1] float64
-    """
-    nyquist_hz = INPUT_RATE_HZ / 2
-    bin_hz = torch.linspace(0, nyquist_hz, FFT_SAMPLES // 2 + 1, dtype=torch.float64, device=_HOST)
-    mels = torch.linspace(0, _mel_of(nyquist_hz), num_mel_bins + 2, dtype=torch.float64, device=_HOST)
-    corner_hz = _hz_of(mels)[:, None]
-    width_hz = corner_hz.diff(dim=0)
-    rising = (bin_hz - corner_hz[:-2]) / width_hz[:-1]
-    falling = (corner_hz[2:] - bin_hz) / width_hz[1:]
-    return torch.minimum(rising, falling).clamp(min=0) * 2 / (corner_hz[2:] - corner_hz[:-2])
-
-
-# Slaney's Auditory Toolbox: linear up to 1 kHz (15 mels), then 27 mels for every factor of 6.4.
-_MELS_PER_HZ = 3 / 200
-_KNEE_HZ = 1000.0
-_KNEE_MELS = _KNEE_HZ * _MELS_PER_HZ
-_LOG_HZ_PER_MEL = math.log(6.4) / 27
-
-
-def _mel_of(hz: float) -> float:
-    return _KNEE_MELS + math.log(hz / _KNEE_HZ) / _LOG_HZ_PER_MEL if hz > _KNEE_HZ else hz * _MELS_PER_HZ
-
-
-def _hz_of(mels: Tensor) -> Tensor:
-    logarithmic = _KNEE_HZ * ((mels - _KNEE_MELS) * _LOG_HZ_PER_MEL).exp()
-    return torch.where(mels > _KNEE_MELS, logarithmic, mels / _MELS_PER_HZ)

@@ -1,0 +1,200 @@
+"""Codec tokens to mel frames by flow matching: the network with its official names, and the Euler solver around it.
+
+A voice is computed once and shared; a session's chunks then read it beside their own past. Formulas of REFERENCE 9.1
+to 9.3. Not the waveform: `hift.py`. Tests: golden code2wav, tests/models/test_flow.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from antiphon.errors import AudioError
+from antiphon.models.minicpmo.dit import DiT
+from antiphon.models.minicpmo.flow_cache import EncoderCache, FlowCache, KeysValues, SpeechState, StepCache, Voice
+from antiphon.models.minicpmo.flow_config import FlowConfig
+from antiphon.models.minicpmo.flow_encoder import FlowEncoder
+from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+
+SILENCE_TOKEN = 4218
+"""Stands for what is not said yet after a voice's prompt, and before a turn (REFERENCE 9.1, 9.7)."""
+
+NOISE_FRAMES = 30_000
+"""Length of the noise that all chunks start from (REFERENCE 9.3)."""
+
+LONGEST_CHUNK_FRAMES = 56
+"""What a chunk may need of the noise beside the prompt and the retained frames: two frames for each of 28 tokens."""
+
+
+def draw_noise(num_mel_bins: int, seed: int, device: torch.device) -> Tensor:
+    """The engine's flow noise, [M, 30000] float32: the same for a seed on every device, drawn once."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_mel_bins, NOISE_FRAMES, generator=generator).to(device)
+
+
+class Flow(nn.Module):
+    """The weights of `flow.pt`."""
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_embedding = nn.Embedding(config.vocab_size, config.encoder.hidden_size)
+        self.spk_embed_affine_layer = nn.Linear(config.speaker_size, config.num_mel_bins)
+        self.encoder = FlowEncoder(config.encoder)
+        self.encoder_proj = nn.Linear(config.encoder.hidden_size, config.num_mel_bins)
+        self.decoder = _Decoder(config)
+
+    def speaker(self, embedding: Tensor) -> Tensor:
+        """embedding: [B, S] floating, of any length -> [B, M]."""
+        out: Tensor = self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
+        return out
+
+
+class _Decoder(nn.Module):
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        self.estimator = DiT(config.estimator, config.num_mel_bins)
+
+
+class MelSynthesizer:
+    """Runs the flow, its weights loaded, with a fixed number of Euler steps and a fixed noise. Holds no session.
+
+    The noise is read from the length of the past on, which stops growing: later chunks of a turn all start from the
+    same slice, as in the reference.
+    """
+
+    def __init__(self, flow: Flow, noise: Tensor, num_steps: int) -> None:
+        """noise: [M, N] float32, on the flow's device; N frames for prompt, retained frames and chunk together."""
+        self.flow = flow
+        self.noise = noise
+        self.num_steps = num_steps
+        times = [1 - math.cos(math.pi / 2 * step / num_steps) for step in range(num_steps + 1)]
+        self._widths = [after - before for before, after in zip(times, times[1:], strict=False)]
+        self._modulations = flow.decoder.estimator.modulations(torch.tensor(times[:-1], device=noise.device))
+
+    def build_voice(self, prompt: VoicePrompt) -> Voice:
+        """Condition the flow on a prompt. The mel it generates on the way is of no use.
+
+        Raises: AudioError if the prompt does not fit this model.
+        """
+        weight = self.flow.encoder_proj.weight
+        self._check_prompt(prompt)
+        nobody = self.nobody(prompt.speaker.to(weight)[None])
+        condition = prompt.mel.to(weight)[None]
+        tokens = (*prompt.tokens, *[SILENCE_TOKEN] * self.flow.config.encoder.lookahead_tokens)
+        _, cache = self.render(tokens, condition, nobody, SpeechState.at_turn_start(nobody), is_last=False)
+        return Voice(nobody.speaker, cache)
+
+    def speak(
+        self, tokens: Sequence[int], voice: Voice, speech: SpeechState, *, is_last: bool
+    ) -> tuple[Tensor, SpeechState]:
+        """The next mel frames of a turn.
+
+        tokens: codec tokens; unless `is_last`, the final ones are only looked at and must come again
+        Returns: mel [1, T, M] floating, two frames per rendered token, and the state after them.
+        """
+        no_condition = voice.speaker.new_zeros(1, 1, self.flow.config.num_mel_bins)
+        mel, cache = self.render(tokens, no_condition, voice, speech, is_last=is_last)
+        return mel, speech.followed_by(cache, voice)
+
+    def render(
+        self, tokens: Sequence[int], condition: Tensor, voice: Voice, speech: SpeechState, *, is_last: bool
+    ) -> tuple[Tensor, FlowCache]:
+        """One chunk, read beside the voice and the speech before it.
+
+        condition: [1, T, M] floating, the known mel of these frames; [1, 1, M] zeros where nothing is known
+        Returns: mel [1, T, M] floating, and the cache of this chunk alone.
+        """
+        mu, encoder_cache = self._encode(tokens, voice, speech, is_last=is_last)
+        features = torch.cat([part.expand_as(mu) for part in (mu, voice.speaker[:, None], condition)], dim=-1)
+        start = speech.num_past_frames(voice)
+        x = self.noise.T[start : start + mu.shape[1]][None]
+        assert x.shape == mu.shape, f"noise of {self.noise.shape[1]} frames, wanted {start} to {start + mu.shape[1]}"
+        steps: list[StepCache] = []
+        for step, width in enumerate(self._widths):
+            velocity, cache = self._velocity(step, x, features, voice, speech)
+            conditional, unconditional = velocity.to(x.dtype).chunk(2)
+            rate = self.flow.config.cfg_rate
+            x = x + width * ((1 + rate) * conditional - rate * unconditional)
+            steps.append(cache)
+        return x, FlowCache(encoder_cache, tuple(steps))
+
+    def nobody(self, speaker: Tensor) -> Voice:
+        """A voice of no frames, to start from. speaker: [1, S] floating, the raw embedding."""
+        encoder, estimator = self.flow.config.encoder, self.flow.config.estimator
+        new = speaker.new_zeros
+
+        def no_entries(num_layers: int, rows: int, heads: int, head_dim: int) -> KeysValues:
+            empty = new(num_layers, rows, heads, 0, head_dim)
+            return KeysValues(empty, empty)
+
+        head_dim = encoder.hidden_size // encoder.num_heads
+        step = StepCache(
+            no_entries(estimator.num_layers, 2, estimator.num_heads, estimator.head_dim),
+            new(estimator.num_layers, 2, 2, estimator.hidden_size, 2),
+        )
+        encoder_cache = EncoderCache(
+            new(1, encoder.hidden_size, 2),
+            new(1, encoder.hidden_size, 2 * encoder.frames_per_token),
+            no_entries(encoder.num_token_layers, 1, encoder.num_heads, head_dim),
+            no_entries(encoder.num_frame_layers, 1, encoder.num_heads, head_dim),
+        )
+        return Voice(self.flow.speaker(speaker), FlowCache(encoder_cache, (step,) * self.num_steps))
+
+    def _encode(
+        self, tokens: Sequence[int], voice: Voice, speech: SpeechState, *, is_last: bool
+    ) -> tuple[Tensor, EncoderCache]:
+        """Mel conditions `mu` [1, T, M] floating of the tokens, and the encoder's cache of them."""
+        lookahead = self.flow.config.encoder.lookahead_tokens
+        assert len(tokens) > (0 if is_last else lookahead), f"{len(tokens)} tokens give no frame; hold them"
+        ids = torch.tensor([tokens], device=self.noise.device)
+        hidden, cache = self.flow.encoder(
+            self.flow.input_embedding(ids),
+            speech.cache.encoder,
+            speech.past_tokens(voice),
+            speech.past_frames(voice),
+            is_last=is_last,
+        )
+        return self.flow.encoder_proj(hidden), cache
+
+    def _velocity(
+        self, step: int, x: Tensor, features: Tensor, voice: Voice, speech: SpeechState
+    ) -> tuple[Tensor, StepCache]:
+        """The estimator in one Euler step.
+
+        x:        [1, T, M] float32, the noisy mel
+        features: [1, T, 3 M] floating; mu, speaker, condition. The unconditional row has zeros instead
+        Returns: velocity [2, T, M] floating, conditional then unconditional, and the step's cache of these frames.
+        """
+        rows = torch.cat((features, torch.zeros_like(features)))
+        stacked = torch.cat((x.to(rows.dtype).expand(len(rows), -1, -1), rows), dim=-1)
+        past = speech.past_of_step(step, voice)
+        velocity, cache = self.flow.decoder.estimator(
+            stacked, self._modulations[step], past, speech.cache.steps[step].conv_tails
+        )
+        return velocity, cache
+
+    def _check_prompt(self, prompt: VoicePrompt) -> None:
+        config = self.flow.config
+        max_frames = self.noise.shape[1] - PINNED_FRAMES - LONGEST_CHUNK_FRAMES
+        if prompt.mel.shape[0] > max_frames:
+            raise AudioError(
+                f"the voice has {prompt.mel.shape[0]} mel frames; the flow's noise leaves room for {max_frames}; use a "
+                "shorter recording"
+            )
+        sizes = (prompt.mel.shape[1], prompt.speaker.shape[0])
+        if sizes != (config.num_mel_bins, config.speaker_size):
+            raise AudioError(
+                f"the voice has {sizes[0]} mel bins and a speaker embedding of {sizes[1]}; this model takes "
+                f"{config.num_mel_bins} and {config.speaker_size}; prepare it with this model's files"
+            )
+        if not 0 <= min(prompt.tokens) <= max(prompt.tokens) < config.vocab_size:
+            raise AudioError(
+                f"the voice has codec tokens from {min(prompt.tokens)} to {max(prompt.tokens)}; this model's go from 0 "
+                f"to {config.vocab_size - 1}; prepare it with this model's files"
+            )

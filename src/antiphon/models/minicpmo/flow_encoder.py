@@ -1,0 +1,198 @@
+"""The flow's encoder: codec tokens to hidden states per mel frame, chunk by chunk, by a conformer without convolutions.
+
+Streaming with a lookahead of a few tokens; earlier chunks are read through caches that the caller holds. Official
+names (REFERENCE 2.7); formulas of REFERENCE 9.2. Not the mel itself: `dit.py`. Test: golden code2wav (`mu`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from antiphon.kernels.attention.op import attention
+from antiphon.models.minicpmo.flow_cache import EncoderCache, KeysValues, Past
+from antiphon.models.minicpmo.flow_config import EncoderConfig
+
+_LAYER_EPS = 1e-12
+_EMBED_EPS = 1e-5
+_LOOKAHEAD_SLOPE = 0.01
+
+
+class FlowEncoder(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = _Embedding(config)
+        self.pre_lookahead_layer = _Lookahead(config)
+        self.encoders = nn.ModuleList(_Layer(config) for _ in range(config.num_token_layers))
+        self.up_layer = _Upsampling(config)
+        self.up_embed = _Embedding(config)
+        self.up_encoders = nn.ModuleList(_Layer(config) for _ in range(config.num_frame_layers))
+        self.after_norm = nn.LayerNorm(config.hidden_size, eps=_EMBED_EPS)
+
+    def forward(
+        self, x: Tensor, carried: EncoderCache, past_tokens: Past, past_frames: Past, *, is_last: bool
+    ) -> tuple[Tensor, EncoderCache]:
+        """Encode one chunk.
+
+        x:           [B, L + lookahead, C] floating, embedded tokens; [B, L, C] if `is_last` (zeros stand for the rest)
+        carried:     cache of the chunk before; only its convolution tails are read
+        past_tokens, past_frames: entries of earlier chunks, old before new
+        Returns: hidden states [B, 2 L, C] and the cache of this chunk alone.
+        """
+        x = self.embed(x)
+        if is_last:
+            x = F.pad(x, (0, 0, 0, self.config.lookahead_tokens))
+        x, lookahead_tail = self.pre_lookahead_layer(x, carried.lookahead_tail)
+        x, tokens = _run(self.encoders, x, past_tokens)
+        x, upsampling_tail = self.up_layer(x, carried.upsampling_tail)
+        x, frames = _run(self.up_encoders, self.up_embed(x), past_frames)
+        x = self.after_norm(x)
+        return x, EncoderCache(lookahead_tail, upsampling_tail, tokens, frames)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Positions:
+    """Distances of the queries of a chunk of L entries to the T entries before it and in it.
+
+    table: [T + L - 1, C] floating; sinusoids of the distances T-1, T-2, ..., 1-L
+    rows:  [L, T] int64; rows[i, j] = place in `table` of the distance T - L + i - j from query i to key j
+    """
+
+    table: Tensor
+    rows: Tensor
+
+
+def _positions(num_queries: int, num_keys: int, like: Tensor) -> _Positions:
+    """REFERENCE 9.2: pe(r)[2k] = sin(r · 10000^(-2k/C)), pe(r)[2k+1] = cos. Distances are not bounded by a table."""
+    channels = like.shape[-1]
+    distances = torch.arange(num_keys - 1, -num_queries, -1, device=like.device, dtype=torch.float32)
+    even = torch.arange(0, channels, 2, device=like.device, dtype=torch.float32)
+    angles = distances[:, None] * torch.exp(even * (-math.log(10000.0) / channels))
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).to(like.dtype)
+    queries = torch.arange(num_queries, device=like.device)
+    keys = torch.arange(num_keys, device=like.device)
+    return _Positions(table, num_queries - 1 - queries[:, None] + keys)
+
+
+def _run(layers: nn.ModuleList, x: Tensor, past: Past) -> tuple[Tensor, KeysValues]:
+    """x: [B, L, C] floating -> the same through all layers, and the chunk's stacked entries."""
+    num_keys = x.shape[1] + sum(part.num_entries for part in past)
+    positions = _positions(x.shape[1], num_keys, x)
+    new: list[KeysValues] = []
+    for index, layer in enumerate(layers):
+        x, entries = layer(x, positions, tuple(part.layer(index) for part in past))
+        new.append(entries)
+    return x, KeysValues.stacked(new)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.self_attn = _RelativeAttention(config)
+        self.feed_forward = _FeedForward(config)
+        self.norm_mha = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
+        self.norm_ff = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
+
+    def forward(self, x: Tensor, positions: _Positions, past: Past) -> tuple[Tensor, KeysValues]:
+        attended, entries = self.self_attn(self.norm_mha(x), positions, past)
+        x = x + attended
+        return x + self.feed_forward(self.norm_ff(x)), entries
+
+
+class _RelativeAttention(nn.Module):
+    """score(i, j) = ((q_i + u) · k_j + (q_i + v) · W_pos pe(distance)) / √D; keys are remembered without positions."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size, heads = config.hidden_size, config.num_heads
+        self.pos_bias_u = nn.Parameter(torch.empty(heads, size // heads))
+        self.pos_bias_v = nn.Parameter(torch.empty(heads, size // heads))
+        self.linear_q = nn.Linear(size, size)
+        self.linear_k = nn.Linear(size, size)
+        self.linear_v = nn.Linear(size, size)
+        self.linear_out = nn.Linear(size, size)
+        self.linear_pos = nn.Linear(size, size, bias=False)
+
+    def forward(self, x: Tensor, positions: _Positions, past: Past) -> tuple[Tensor, KeysValues]:
+        """x: [B, L, C] floating -> output [B, L, C], the chunk's entries [B, H, L, D]."""
+        q = self._heads(self.linear_q(x))
+        new = KeysValues(self._heads(self.linear_k(x)), self._heads(self.linear_v(x)))
+        seen = KeysValues.joined((*past, new))
+        scale = q.shape[-1] ** -0.5
+        distances = self._heads(self.linear_pos(positions.table))  # [H, T + L - 1, D]
+        by_distance = (q + self.pos_bias_v[:, None]) @ distances.mT
+        rows = positions.rows.expand(*by_distance.shape[:2], -1, -1)
+        bias = by_distance.gather(-1, rows) * scale
+        out = attention(q + self.pos_bias_u[:, None], seen.keys, seen.values, bias=bias, scale=scale)
+        projected: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
+        return projected, new
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """x: [..., T, C] -> [..., H, T, D]."""
+        return x.reshape(*x.shape[:-1], *self.pos_bias_u.shape).transpose(-3, -2)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.w_2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w_2(F.silu(self.w_1(x)))
+        return out
+
+
+class _Embedding(nn.Module):
+    """Linear, LayerNorm, times √C."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.out = nn.Sequential(nn.Linear(size, size), nn.LayerNorm(size, eps=_EMBED_EPS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(x)
+        return out * math.sqrt(x.shape[-1])
+
+
+class _Lookahead(nn.Module):
+    """Mixes each token with the few after it, then with the two before it, and adds the result to the token."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.conv1 = nn.Conv1d(size, size, config.lookahead_tokens + 1)
+        self.conv2 = nn.Conv1d(size, size, 3)
+
+    def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, L + lookahead, C], tail: [B, C, 2] floating -> [B, L, C] and the new tail."""
+        ahead = F.leaky_relu(self.conv1(x.mT), _LOOKAHEAD_SLOPE)
+        context = torch.cat((tail, ahead), dim=-1)
+        mixed: Tensor = self.conv2(context)
+        return x[:, : ahead.shape[-1]] + mixed.mT, _end_of(context, tail)
+
+
+class _Upsampling(nn.Module):
+    """Repeats every token for each of its frames, then a causal convolution."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.frames_per_token = config.frames_per_token
+        self.conv = nn.Conv1d(config.hidden_size, config.hidden_size, 2 * config.frames_per_token + 1)
+
+    def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, L, C], tail: [B, C, 4] floating -> [B, 2 L, C] and the new tail."""
+        context = torch.cat((tail, x.mT.repeat_interleave(self.frames_per_token, dim=-1)), dim=-1)
+        out: Tensor = self.conv(context)
+        return out.mT, _end_of(context, tail)
+
+
+def _end_of(context: Tensor, tail: Tensor) -> Tensor:
+    """The last frames of `context`, as many as `tail` has, in a tensor of their own."""
+    return context[..., -tail.shape[-1] :].clone()

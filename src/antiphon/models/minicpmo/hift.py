@@ -1,0 +1,210 @@
+"""The HiFT vocoder: mel frames to 24 kHz samples by a neural source filter and a short inverse Fourier transform.
+
+One call on one piece of mel; official names (REFERENCE 2.8, without `generator.`), formulas of REFERENCE 9.7 and the
+golden README. Float32 only. Not the joining of pieces: `vocoder.py`. Tests: golden code2wav, tests/models/test_hift.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES, HiftConfig
+from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
+
+N_FFT = 16
+HOP_SAMPLES = 4
+DILATIONS = (1, 3, 5)
+SINE_AMPLITUDE = 0.1
+VOICED_NOISE = 0.003
+UNVOICED_NOISE = SINE_AMPLITUDE / 3
+VOICED_ABOVE_HZ = 10.0
+STAGE_SLOPE = 0.1
+LAST_SLOPE = 0.01
+MAX_MAGNITUDE = 100.0
+MAX_SAMPLE = 0.99
+SNAKE_EPS = 1e-9
+
+
+def fold_weight_norms(module: nn.Module) -> None:
+    """Replace every weight-normed weight by its product g · v / ‖v‖, in place. Call it once, after loading."""
+    for layer in list(module.modules()):
+        if parametrize.is_parametrized(layer, "weight"):
+            parametrize.remove_parametrizations(layer, "weight")
+
+
+class Hift(nn.Module):
+    """The weights of `hift.pt`, and the vocoder's two parts: source and filter."""
+
+    def __init__(self, config: HiftConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_stages = len(config.upsampling_kernels)
+        channels = [config.base_channels >> stage for stage in range(num_stages + 1)]
+        frames_per_source_step = [math.prod(UPSAMPLING_RATES[stage + 1 :]) for stage in range(num_stages)]
+        self.f0_predictor = _PitchPredictor(config)
+        self.m_source = _HarmonicMerge(config.num_harmonics)
+        self.conv_pre = weight_norm(nn.Conv1d(config.num_mel_bins, config.base_channels, 7, padding=3))
+        self.ups = nn.ModuleList(
+            weight_norm(nn.ConvTranspose1d(before, after, kernel, rate, (kernel - rate) // 2))
+            for before, after, kernel, rate in zip(
+                channels, channels[1:], config.upsampling_kernels, UPSAMPLING_RATES, strict=False
+            )
+        )
+        self.source_downs = nn.ModuleList(
+            nn.Conv1d(N_FFT + 2, after, 1 if rate == 1 else 2 * rate, rate, rate // 2)
+            for after, rate in zip(channels[1:], frames_per_source_step, strict=True)
+        )
+        self.source_resblocks = nn.ModuleList(
+            _ResBlock(after, kernel) for after, kernel in zip(channels[1:], config.source_resblock_kernels, strict=True)
+        )
+        self.resblocks = nn.ModuleList(
+            _ResBlock(after, kernel) for after in channels[1:] for kernel in config.resblock_kernels
+        )
+        self.conv_post = weight_norm(nn.Conv1d(channels[-1], N_FFT + 2, 7, padding=3))
+
+    def pitch_hz(self, mel: Tensor) -> Tensor:
+        """mel: [B, M, T] float32 -> [B, T] float32."""
+        pitch: Tensor = self.f0_predictor(mel)
+        return pitch
+
+    def source(self, pitch_hz: Tensor, noise: Tensor) -> Tensor:
+        """The excitation signal. The phase starts at zero in every call.
+
+        pitch_hz: [B, T] float32
+        noise:    [B, 480 T, 9] float32, standard normal, or zeros
+        Returns: [B, 480 T] float32.
+        """
+        sines, is_voiced = harmonics(pitch_hz, noise.shape[-1])
+        amplitude = torch.where(is_voiced, VOICED_NOISE, UNVOICED_NOISE)
+        out: Tensor = self.m_source(sines * is_voiced + amplitude * noise)
+        return out
+
+    def filter(self, mel: Tensor, source: Tensor) -> Tensor:
+        """mel: [B, M, T], source: [B, 480 T] float32 -> samples [B, 480 T] float32 within ±0.99."""
+        spectrum = _spectrum(source)
+        num_stages = len(self.ups)
+        num_parallel = len(self.resblocks) // num_stages
+        x = self.conv_pre(mel)
+        for stage in range(num_stages):
+            x = self.ups[stage](F.leaky_relu(x, STAGE_SLOPE))
+            if stage == num_stages - 1:
+                x = F.pad(x, (1, 0), mode="reflect")  # the spectrum has one frame more, as its frames are centred
+            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
+            parallel = self.resblocks[stage * num_parallel : (stage + 1) * num_parallel]
+            x = torch.stack([block(x) for block in parallel]).mean(0)
+        x = self.conv_post(F.leaky_relu(x, LAST_SLOPE))
+        log_magnitude, phase = x.chunk(2, dim=1)
+        return _samples(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase.sin()).clamp(-MAX_SAMPLE, MAX_SAMPLE)
+
+
+def harmonics(pitch_hz: Tensor, num_harmonics: int) -> tuple[Tensor, Tensor]:
+    """Sines of the pitch and its multiples, and where there is a voice.
+
+    The phase is summed over whole frames and interpolated between their centres, in float32 radians as the reference
+    does: it grows by thousands a frame, so its rounding is heard in no single call but would differ in any other order.
+    pitch_hz: [B, T] float32 -> [B, 480 T, H] float32, [B, 480 T, 1] bool.
+    """
+    orders = torch.arange(1, num_harmonics + 1, device=pitch_hz.device)
+    turns_per_sample = (pitch_hz[..., None] * orders / OUTPUT_RATE_HZ) % 1.0
+    phase = turns_per_sample.cumsum(dim=1) * (2 * math.pi) * SAMPLES_PER_MEL_FRAME
+    phase = F.interpolate(phase.mT, scale_factor=SAMPLES_PER_MEL_FRAME, mode="linear").mT
+    is_voiced = (pitch_hz > VOICED_ABOVE_HZ).repeat_interleave(SAMPLES_PER_MEL_FRAME, dim=1)
+    return SINE_AMPLITUDE * phase.sin(), is_voiced[..., None]
+
+
+class _PitchPredictor(nn.Module):
+    def __init__(self, config: HiftConfig) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = config.num_mel_bins
+        for _ in range(config.num_pitch_convs):
+            layers += [weight_norm(nn.Conv1d(channels, config.pitch_channels, 3, padding=1)), nn.ELU()]
+            channels = config.pitch_channels
+        self.condnet = nn.Sequential(*layers)
+        self.classifier = nn.Linear(config.pitch_channels, 1)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """mel: [B, M, T] float32 -> [B, T] float32, in Hz."""
+        pitch: Tensor = self.classifier(self.condnet(mel).mT)
+        return pitch.abs().squeeze(-1)
+
+
+class _HarmonicMerge(nn.Module):
+    def __init__(self, num_harmonics: int) -> None:
+        super().__init__()
+        self.l_linear = nn.Linear(num_harmonics, 1)
+
+    def forward(self, sines: Tensor) -> Tensor:
+        """sines: [B, n, H] float32 -> [B, n] float32."""
+        merged: Tensor = self.l_linear(sines)
+        return merged.tanh().squeeze(-1)
+
+
+class _ResBlock(nn.Module):
+    """Three times: snake, dilated convolution, snake, convolution, plus the input."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(_same_conv(channels, kernel, dilation) for dilation in DILATIONS)
+        self.convs2 = nn.ModuleList(_same_conv(channels, kernel, 1) for _ in DILATIONS)
+        self.activations1 = nn.ModuleList(_Snake(channels) for _ in DILATIONS)
+        self.activations2 = nn.ModuleList(_Snake(channels) for _ in DILATIONS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [B, C, n] float32 -> the same."""
+        for snake1, conv1, snake2, conv2 in zip(
+            self.activations1, self.convs1, self.activations2, self.convs2, strict=True
+        ):
+            x = x + conv2(snake2(conv1(snake1(x))))
+        return x
+
+
+def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Module:
+    conv = nn.Conv1d(channels, channels, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2)
+    return weight_norm(conv)
+
+
+class _Snake(nn.Module):
+    """x + sin²(αx) / α, one α per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha[:, None]
+        return x + (alpha * x).sin().square() / (alpha + SNAKE_EPS)
+
+
+def _window(like: Tensor) -> Tensor:
+    return torch.hann_window(N_FFT, device=like.device, dtype=like.dtype)
+
+
+def _spectrum(samples: Tensor) -> Tensor:
+    """samples: [B, 4 n] float32 -> [B, 18, n + 1] float32, the 9 real parts before the 9 imaginary ones."""
+    frames = torch.stft(samples, N_FFT, HOP_SAMPLES, window=_window(samples), return_complex=True)
+    return torch.cat((frames.real, frames.imag), dim=1)
+
+
+def _samples(magnitude: Tensor, phase: Tensor) -> Tensor:
+    """The inverse of `_spectrum` from polar parts; torch.istft would make the host wait for the GPU.
+
+    magnitude, phase: [B, 9, n + 1] float32 -> [B, 4 n] float32.
+    """
+    window = _window(magnitude)[:, None]
+    frames = torch.fft.irfft(torch.polar(magnitude, phase), n=N_FFT, dim=1) * window
+    weights = window.square().expand(1, N_FFT, frames.shape[2])
+    half = N_FFT // 2
+    return (_overlapped(frames) / _overlapped(weights).clamp(min=SNAKE_EPS))[:, half:-half]
+
+
+def _overlapped(frames: Tensor) -> Tensor:
+    """Sum of frames that start every 4 samples. frames: [B, 16, n] -> [B, 4 (n - 1) + 16]."""
+    num_samples = HOP_SAMPLES * (frames.shape[2] - 1) + N_FFT
+    return F.fold(frames, (1, num_samples), (1, N_FFT), stride=(1, HOP_SAMPLES))[:, 0, 0]

@@ -1,0 +1,1 @@
+"""The stage that speaks: codec tokens in, PCM out."""
