@@ -24,7 +24,7 @@ from antiphon.config import EngineConfig, SessionConfig, resolve_device
 from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
-from antiphon.engine import Engine
+from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, CheckpointError, ConfigError
 from antiphon.models.minicpmo.checkpoint import VOICE_MODEL_FILES, Checkpoint, open_checkpoint
 from antiphon.models.minicpmo.inspection import inspect as inspect_checkpoint
@@ -130,28 +130,23 @@ def run(  # noqa: PLR0913 - one parameter per flag
         heard, camera = Recording(recording), NoCamera() if video is None else PictureFolder(video)
         reference = None if voice is None else read_voice(voice)
         torch_device = resolve_device(device)
-        torch_dtype = _dtype(dtype, torch_device)
-
-        checkpoint = open_checkpoint(model)
-        tokenizer = load_tokenizer(checkpoint.folder)
-        session = SessionConfig(
-            prompt=wrap(instructions),
-            window=flags.policy(tokenizer.encode(PREVIOUS_MARKER)),
-            slide=slide,
-            draws=Draws.MOST_LIKELY if greedy else Draws.SAMPLED,
-            seed=seed,
-        )
-        _announce(checkpoint, session, torch_device, torch_dtype)
-        with torch.inference_mode():
-            engine = Engine.load(checkpoint, tokenizer, EngineConfig(torch_device, torch_dtype), session)
-            samples, rate_hz = _default_voice() if reference is None else reference
-            spoken = engine.build_voice(_voice_preparer(checkpoint, engine.num_mel_bins).prepare(samples, rate_hz))
-            in_prompt = torch.empty(0) if reference is None else to_input_rate(samples, rate_hz)
-            channels = Channels.MODEL if mono else Channels.CALLER_AND_MODEL
-            with CallWriter(output, channels) as writer, _event_file(events) as log:
-                call = engine.open("run", session, in_prompt, spoken)
-                last = _follow(play(heard, camera, call, writer), heard.num_units, log)
-                call.close()
+        channels = Channels.MODEL if mono else Channels.CALLER_AND_MODEL
+        with CallWriter(output, channels) as writer, _event_file(events) as log, torch.inference_mode():
+            checkpoint = open_checkpoint(model)
+            tokenizer = load_tokenizer(checkpoint.folder)
+            session = SessionConfig(
+                prompt=wrap(instructions),
+                window=flags.policy(tokenizer.encode(PREVIOUS_MARKER)),
+                slide=slide,
+                draws=Draws.MOST_LIKELY if greedy else Draws.SAMPLED,
+                seed=seed,
+            )
+            engine_config = EngineConfig(torch_device, _dtype(dtype, torch_device))
+            _announce(checkpoint, session, engine_config)
+            engine = Engine.load(checkpoint, tokenizer, engine_config, session)
+            call = _open_call(engine, checkpoint, session, reference)
+            last = _follow(play(heard, camera, call, writer), heard.num_units, log)
+            call.close()
         console.print(f"wrote {output}", highlight=False, soft_wrap=True)
     if last.code != "completed":
         raise typer.Exit(EXIT_CONTEXT_FULL)
@@ -233,12 +228,23 @@ def _errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from error
 
 
-def _announce(checkpoint: Checkpoint, session: SessionConfig, device: torch.device, dtype: torch.dtype) -> None:
-    name = checkpoint.folder.name
-    console.print(f"antiphon: {name} on {device}, {str(dtype).removeprefix('torch.')}", highlight=False, soft_wrap=True)
+def _announce(checkpoint: Checkpoint, session: SessionConfig, engine: EngineConfig) -> None:
+    dtype = str(engine.dtype).removeprefix("torch.")
+    console.print(f"antiphon: {checkpoint.folder.name} on {engine.device}, {dtype}", highlight=False, soft_wrap=True)
+    console.print(f"window {session.window}, slide {session.slide.value}", highlight=False, soft_wrap=True)
     if checkpoint.is_tiny:
         console.print("THE TINY CHECKPOINT HAS RANDOM WEIGHTS: WHAT IT SAYS IS NOISE", style="bold red")
-    console.print(f"window {session.window}, slide {session.slide.value}", highlight=False, soft_wrap=True)
+        torch.set_num_threads(1)  # its tensors are so small that sharing one costs more than it saves
+
+
+def _open_call(
+    engine: Engine, checkpoint: Checkpoint, session: SessionConfig, reference: tuple[Tensor, int] | None
+) -> Call:
+    """reference: a voice's samples [channels, n] and rate, for the prompt and for the vocoder."""
+    samples, rate_hz = _default_voice() if reference is None else reference
+    prompt = _voice_preparer(checkpoint, engine.num_mel_bins).prepare(samples, rate_hz)
+    in_prompt = torch.empty(0) if reference is None else to_input_rate(samples, rate_hz)
+    return engine.open("run", session, in_prompt, engine.build_voice(prompt))
 
 
 def _voice_preparer(checkpoint: Checkpoint, num_mel_bins: int) -> VoicePreparer:

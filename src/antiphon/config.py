@@ -57,7 +57,7 @@ def check_window(window: WindowPolicy, max_unit_tokens: int, max_position_tokens
             raise ConfigError(f"a window of {limit} tokens is over the model's length of {max_position_tokens} tokens")
         case _ if window.max_prompt_tokens(max_unit_tokens, max_position_tokens) < 0:
             raise ConfigError(
-                f"{window} with units of up to {max_unit_tokens} tokens does not fit into the model's "
+                f"a window {window} with units of up to {max_unit_tokens} tokens does not fit into the model's "
                 f"{max_position_tokens} tokens; keep less, or raise the limit"
             )
         case _:

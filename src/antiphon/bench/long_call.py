@@ -9,6 +9,7 @@ turns from a fixed seed.
 from __future__ import annotations
 
 import platform
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ from antiphon.units import MEL_FRAMES_PER_CODEC_TOKEN, UNIT_SAMPLES
 NUM_COMPARED_UNITS = 100
 NUM_VOICE_TOKENS = 75
 LOUDNESS = 0.05
-PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def measure(engine: Engine, session: SessionConfig, num_units: int) -> Iterator[
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM; Linux only."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main(
@@ -87,6 +87,8 @@ def main(
     console = Console()
     session = SessionConfig(window=BasicWindow(high, low), slide=slide)
     opened, torch_device = open_checkpoint(checkpoint), resolve_device(device)
+    if opened.is_tiny:
+        torch.set_num_threads(1)  # its tensors are so small that sharing one costs more than it saves
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
     with torch.inference_mode():
         engine = Engine.load(opened, load_tokenizer(opened.folder), EngineConfig(torch_device, dtype), session)

@@ -5,7 +5,7 @@
     └ fresh blocks   └ fresh blocks             └ fresh blocks; may start inside its first one
 
 Positions run 0..num_tokens-1 over all segments in this order. A ring key is written rotated to
-`position + shift`; `Context.slide` moves `shift` so that this stays true for the keys already there (DESIGN 4).
+`position + shift`; `Context.slide` moves `shift` so that this stays true for the keys already there (docs/kv_cache.md).
 Shown by tests/core/test_context.py against a brute-force model.
 """
 

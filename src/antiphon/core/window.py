@@ -69,6 +69,9 @@ class OffWindow:
 
     max_tokens: int
 
+    def __str__(self) -> str:
+        return f"off (ends at {self.max_tokens} tokens)"
+
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ConfigError(f"the context limit must be positive, got {self.max_tokens} tokens")
@@ -93,6 +96,9 @@ class BasicWindow:
 
     high_tokens: int
     low_tokens: int
+
+    def __str__(self) -> str:
+        return f"basic (over {self.high_tokens} tokens down to {self.low_tokens})"
 
     def __post_init__(self) -> None:
         if not 0 <= self.low_tokens < self.high_tokens:
@@ -134,6 +140,9 @@ class ContextWindow:
     max_units: int
     previous_max_tokens: int
     marker: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"context ({self.max_units} units and {self.previous_max_tokens} tokens of earlier words)"
 
     def __post_init__(self) -> None:
         if self.max_units < 1:

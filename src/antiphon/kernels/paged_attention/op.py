@@ -5,7 +5,7 @@
 
 Anchor keys are stored rotated to their position, ring keys to position + shift; `q_anchor` and `q_ring` are the same
 query rotated to p and to p + shift. Scores depend on differences of angles only, so dropping ring tokens changes
-`shift` and no key (DESIGN 4).
+`shift` and no key (docs/kv_cache.md).
 
 | tensor       | shape                                      | dtype    |                                         |
 |--------------|--------------------------------------------|----------|-----------------------------------------|

@@ -7,7 +7,7 @@
 | keys   | [num_layers, num_blocks, block_size, Hkv, D] | floating | written at the slots of every layer |
 | slots  | [M]                                          | int64    | no slot twice; M = 0 is allowed     |
 
-Values have no positions and stay. Each call rounds the keys once more (DESIGN 4 gives the measured drift).
+Values have no positions and stay. Each call rounds the keys once more (docs/kv_cache.md gives the drift).
 Dispatch: the plain torch reference on every device. Raises ShapeError.
 """
 
