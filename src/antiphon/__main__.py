@@ -140,6 +140,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
                 slide=slide,
                 draws=Draws.MOST_LIKELY if greedy else Draws.SAMPLED,
                 seed=seed,
+                max_pictures=0 if video is None else 1,
             )
             engine_config = EngineConfig(torch_device, _dtype(dtype, torch_device))
             _announce(checkpoint, session, engine_config)

@@ -1,0 +1,116 @@
+"""All networks of MiniCPM-o 4.5, built by a checkpoint's configuration and filled with its weights. Runs nothing.
+
+What the files decide instead of config.json is decided here: the vision tower's depth and the vocoder's sizes.
+Shown by tests/models/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from antiphon.models.minicpmo.audio_encoder import AudioEncoder
+from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, WeightFile, load
+from antiphon.models.minicpmo.config import (
+    AudioConfig,
+    TalkerConfig,
+    ThinkerConfig,
+    VisionConfig,
+    audio_config,
+    talker_config,
+    thinker_config,
+    vision_config,
+)
+from antiphon.models.minicpmo.flow import Flow
+from antiphon.models.minicpmo.flow_config import FlowConfig, read_flow_yaml
+from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
+from antiphon.models.minicpmo.hift_config import HiftConfig, hift_config
+from antiphon.models.minicpmo.resampler import Resampler
+from antiphon.models.minicpmo.talker import TalkerNetwork
+from antiphon.models.minicpmo.thinker import ThinkerNetwork
+from antiphon.models.minicpmo.vision import VisionEncoder, VisionTower, count_layers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything that shapes the networks. num_vision_layers: those that the tower really has."""
+
+    thinker: ThinkerConfig
+    vision: VisionConfig
+    num_vision_layers: int
+    audio: AudioConfig
+    talker: TalkerConfig
+    flow: FlowConfig
+    hift: HiftConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """The networks. They share no weights."""
+
+    config: ModelConfig
+    thinker: ThinkerNetwork
+    vision: VisionEncoder
+    audio: AudioEncoder
+    talker: TalkerNetwork
+    flow: Flow
+    hift: Hift
+
+    def parts(self) -> tuple[Part, ...]:
+        """Which network's weights are where; together they use every tensor of a checkpoint."""
+        return (
+            Part("thinker", self.thinker, WeightFile.MAIN, "llm."),
+            Part("vision tower", self.vision.tower, WeightFile.MAIN, "vpm."),
+            Part("resampler", self.vision.resampler, WeightFile.MAIN, "resampler."),
+            Part("audio encoder", self.audio, WeightFile.MAIN, ""),
+            Part("talker", self.talker, WeightFile.MAIN, "tts."),
+            Part("flow", self.flow, WeightFile.FLOW, ""),
+            Part("vocoder", self.hift, WeightFile.HIFT, ""),
+        )
+
+
+def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Model:
+    """Build and fill all networks, one tensor after the other.
+
+    dtype: of everything but flow and vocoder, which are float32.
+    Raises: CheckpointError if the configuration is not implemented, or files and networks do not fit each other.
+    """
+    model = build_model(model_config(checkpoint))
+    load(model.parts(), checkpoint.stores, device, dtype)
+    model.talker.fold_weight_norms()
+    fold_weight_norms(model.hift)
+    return model
+
+
+def model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Raises: CheckpointError if a configuration lacks a field or has a value that the code does not implement."""
+    raw, main, hift = checkpoint.config, checkpoint.stores[WeightFile.MAIN], checkpoint.stores[WeightFile.HIFT]
+    vision = vision_config(raw)
+    # All layers, or all but the last if the checkpoint lacks it: REFERENCE 1.2, quirk 27.
+    num_vision_layers = vision.num_layers - int(count_layers(main.headers) < vision.num_layers)
+    return ModelConfig(
+        thinker=thinker_config(raw),
+        vision=vision,
+        num_vision_layers=num_vision_layers,
+        audio=audio_config(raw),
+        talker=talker_config(raw),
+        flow=read_flow_yaml(checkpoint.vocoder_folder / "flow.yaml"),
+        hift=hift_config({name: header.shape for name, header in hift.headers.items()}),
+    )
+
+
+def build_model(config: ModelConfig) -> Model:
+    """The networks on the meta device: names and shapes without memory."""
+    with torch.device("meta"):
+        return Model(
+            config=config,
+            thinker=ThinkerNetwork(config.thinker),
+            vision=VisionEncoder(
+                config.vision, VisionTower(config.vision, config.num_vision_layers), Resampler(config.vision)
+            ),
+            audio=AudioEncoder(config.audio),
+            talker=TalkerNetwork(config.talker),
+            flow=Flow(config.flow),
+            hift=Hift(config.hift),
+        )

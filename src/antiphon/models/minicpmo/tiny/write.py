@@ -1,0 +1,114 @@
+"""Writes the tiny checkpoint's folder, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, VOICE_MODEL_FILES, Part, WeightFile
+from antiphon.models.minicpmo.config import audio_config, talker_config, thinker_config, vision_config
+from antiphon.models.minicpmo.flow_config import read_flow_yaml
+from antiphon.models.minicpmo.model import Model, ModelConfig, build_model
+from antiphon.models.minicpmo.tiny.behaviour import Ids, teach_ears, teach_talker, teach_thinker, teach_vocoder
+from antiphon.models.minicpmo.tiny.dimensions import BYTES, CONFIG, FLOW_YAML, HIFT, SPECIAL_TOKENS
+from antiphon.models.minicpmo.tiny.voice_models import write_speaker_encoder, write_speech_tokenizer
+from antiphon.models.minicpmo.tiny.weights import Weights, random_weights
+
+_PRINTABLE = frozenset(map(chr, range(0x21, 0x7F))) | {"Ġ"}
+"""Byte-level characters of visible ASCII and of the space: what the model may say."""
+
+
+def write_tiny(folder: Path) -> None:
+    """Make the tiny checkpoint; the same bytes every time.
+
+    folder: appears when everything is written.
+    Raises: ConfigError if it is there already and not empty, or cannot be made.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} is already there and not an empty folder; give one that is not there yet")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as unfinished:
+            whole = Path(unfinished) / folder.name
+            _write(whole)
+            whole.rename(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}; choose another place") from error
+
+
+def _write(folder: Path) -> None:
+    vocoder = folder / VOCODER_FOLDER
+    vocoder.mkdir(parents=True)
+    (vocoder / "flow.yaml").write_text(FLOW_YAML, encoding="utf-8")
+    _write_json(folder / "config.json", CONFIG)
+    ids = _write_tokenizer(folder)
+
+    parts = _model(vocoder / "flow.yaml").parts()
+    main = _random(parts, WeightFile.MAIN)
+    teach_thinker(main, ids)
+    teach_ears(main)
+    teach_talker(main)
+    bfloat16 = {name: weight.to(torch.bfloat16).contiguous() for name, weight in main.items()}
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(bfloat16, metadata={"format": "pt"}))
+
+    torch.save(_random(parts, WeightFile.FLOW), vocoder / "flow.pt")
+    hift = _random(parts, WeightFile.HIFT)
+    teach_vocoder(hift)
+    torch.save({HIFT_PREFIX + name: weight for name, weight in hift.items()}, vocoder / "hift.pt")
+    for name, write in zip(VOICE_MODEL_FILES, (write_speaker_encoder, write_speech_tokenizer), strict=True):
+        write(vocoder / name)
+
+
+def _model(flow_yaml: Path) -> Model:
+    vision = vision_config(CONFIG)
+    return build_model(
+        ModelConfig(
+            thinker=thinker_config(CONFIG),
+            vision=vision,
+            num_vision_layers=vision.num_layers,
+            audio=audio_config(CONFIG),
+            talker=talker_config(CONFIG),
+            flow=read_flow_yaml(flow_yaml),
+            hift=HIFT,
+        )
+    )
+
+
+def _random(parts: Iterable[Part], file: WeightFile) -> Weights:
+    weights: Weights = {}
+    for part in parts:
+        if part.file is file:
+            weights |= random_weights(part)
+    return weights
+
+
+def _write_tokenizer(folder: Path) -> Ids:
+    """Bytes, then special tokens, and no merges."""
+    tokenizer = Tokenizer(models.BPE({character: number for number, character in enumerate(BYTES)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "unk_token": "<unk>",
+            "bad_token_ids": [vocabulary[character] for character in BYTES if character not in _PRINTABLE],
+        },
+    )
+    return Ids.of(vocabulary)
+
+
+def _write_json(path: Path, document: dict[str, object]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,46 @@
+"""Real objects for tests, made cheaply. Fixtures that last a session are in `conftest.py`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.model import Model, load_model
+
+GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_CHECKPOINT = GOLDEN / "endtoend" / "checkpoint"
+CPU = torch.device("cpu")
+
+Tensors = dict[str, Tensor]
+
+
+def model(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
+    """The model of a checkpoint, on the CPU."""
+    return load_model(open_checkpoint(folder), CPU, dtype)
+
+
+def copied_checkpoint(original: Path, folder: Path) -> Path:
+    """A checkpoint of one's own, to be damaged."""
+    shutil.copytree(original, folder)
+    return folder
+
+
+def edit_main(folder: Path, edit: Callable[[Tensors], object]) -> None:
+    """Change the tensors of a checkpoint's `model.safetensors`."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+
+
+def edit_pickle(file: Path, edit: Callable[[Tensors], object]) -> None:
+    """Change the tensors of a file of `torch.save`."""
+    tensors: Tensors = torch.load(file, weights_only=True)
+    edit(tensors)
+    torch.save(tensors, file)
