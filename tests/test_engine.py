@@ -15,6 +15,7 @@ from torch import Tensor
 from antiphon.bench.long_call import NUM_COMPARED_UNITS, UnitCost, measure
 from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.duplex import DuplexConfig
+from antiphon.core.events import TurnEnded, TurnStarted
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, OffWindow
 from antiphon.engine import Call, Engine, UnitResult
@@ -91,7 +92,7 @@ def test_a_turn_is_started_once_and_ended_once_with_its_number(engine: Engine, v
         (type(event).__name__, event.turn)
         for result in results
         for event in result.events
-        if type(event).__name__ in ("TurnStarted", "TurnEnded")
+        if isinstance(event, TurnStarted | TurnEnded)
     ]
     num_turns = len(marks) // 2
     assert num_turns >= 2

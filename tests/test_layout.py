@@ -29,13 +29,24 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "models": ("core.duplex", "errors", "kernels", "units"),
     "stages": ("core", "errors", "kernels", "models", "units"),
     "config": ("core", "errors", "models.minicpmo.prompt"),
+    "inspection": ("config", *STAGES_AND_BELOW),
     "engine": ("config", *STAGES_AND_BELOW),
     "recording": ("errors", "units"),
     "timeline": ("core", "units"),
     "offline": ("config", "engine", "recording", *STAGES_AND_BELOW),
     "server": ("config", "core.messages", "errors"),
     "bench": ("config", "engine", "offline", "recording", *STAGES_AND_BELOW),
-    "__main__": ("bench", "config", "engine", "offline", "recording", "server", "timeline", *STAGES_AND_BELOW),
+    "__main__": (
+        "bench",
+        "config",
+        "engine",
+        "inspection",
+        "offline",
+        "recording",
+        "server",
+        "timeline",
+        *STAGES_AND_BELOW,
+    ),
 }
 """What each part may import besides itself."""
 

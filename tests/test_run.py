@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile as sf
-from click.testing import Result
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from antiphon.__main__ import EXIT_BAD_INPUT, EXIT_CONTEXT_FULL, app
 from antiphon.units import INPUT_RATE_HZ, OUTPUT_RATE_HZ
@@ -114,7 +113,7 @@ def test_events_tell_the_whole_call_in_order(desk: Desk) -> None:
     units = [event for event in events if event["type"] == "unit_decided"]
     assert [unit["unit"] for unit in units] == list(range(7))
     assert [unit["at_s"] for unit in units] == [second + 1.0 for second in range(7)]
-    starts = [event["start_s"] for event in events if event["type"] == "speech_queued"]
+    starts = [float(str(event["start_s"])) for event in events if event["type"] == "speech_queued"]
     assert starts == sorted(starts)
 
 

@@ -26,9 +26,9 @@ from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, CheckpointError, ConfigError
+from antiphon.inspection import inspect as inspect_checkpoint
+from antiphon.inspection import render
 from antiphon.models.minicpmo.checkpoint import VOICE_MODEL_FILES, Checkpoint, open_checkpoint
-from antiphon.models.minicpmo.inspection import inspect as inspect_checkpoint
-from antiphon.models.minicpmo.inspection import render
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, wrap
 from antiphon.models.minicpmo.tiny import write_tiny
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One compared case. `error` and `tolerance` share a unit; an exact comparison has tolerance 0 and counts differences."""
+    """One compared case. An exact comparison has tolerance 0, and its error counts differences."""
 
     kind: str
     case: str

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from antiphon.errors import CheckpointError
+from antiphon.inspection import Inspection, inspect, render
 from antiphon.models.minicpmo.checkpoint import WeightFile, open_checkpoint
 from antiphon.models.minicpmo.config import (
     AudioConfig,
@@ -26,7 +27,6 @@ from antiphon.models.minicpmo.config import (
 )
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
 from antiphon.models.minicpmo.hift_config import HiftConfig
-from antiphon.models.minicpmo.inspection import Inspection, inspect, render
 from antiphon.models.minicpmo.model import Model, ModelConfig, build_model
 from build import CPU, GOLDEN_CHECKPOINT, Tensors, copied_checkpoint, edit_main, edit_pickle, model
 

@@ -19,11 +19,11 @@ from antiphon.core.duplex import DuplexConfig
 from antiphon.core.window import BasicWindow
 from antiphon.engine import Engine, UnitResult
 from antiphon.errors import ConfigError
+from antiphon.inspection import inspect, render
 from antiphon.models.minicpmo.audio_encoder import AudioEncoder
 from antiphon.models.minicpmo.audio_features import MelExtractor
 from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.models.minicpmo.checkpoint import VOICE_MODEL_FILES, open_checkpoint
-from antiphon.models.minicpmo.inspection import inspect, render
 from antiphon.models.minicpmo.tiny import write_tiny
 from antiphon.models.minicpmo.tiny.behaviour import Signal
 from antiphon.models.minicpmo.tokens import load_tokenizer

@@ -15,6 +15,7 @@ from torch import Tensor
 from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder, AudioEncoderState
 from antiphon.models.minicpmo.audio_features import MelExtractor
 from antiphon.models.minicpmo.audio_stream import MelStream
+from antiphon.models.minicpmo.config import AudioConfig, VisionConfig
 from antiphon.models.minicpmo.image import cut_picture
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import SpecialTokens
@@ -46,11 +47,7 @@ class Senses:
         return SensesState(MelStream(self._extractor), self._audio.new_state())
 
     def num_input_tokens(self, num_pictures: int, max_slices: int) -> int:
-        """The most tokens of a unit before its first decision, `<unit>` included."""
-        # A single slice would repeat the view, so there is none.
-        num_items = num_pictures * (1 + (max_slices if max_slices > 1 else 0))
-        num_audio_tokens = CHUNK_POSITIONS // self._audio.config.pool_step
-        return 1 + num_items * (self._vision.config.query_num + 2) + num_audio_tokens
+        return num_input_tokens(self._vision.config, self._audio.config, num_pictures, max_slices)
 
     def embed_reference(self, samples: Tensor) -> Tensor:
         """The voice in the prompt.
@@ -88,3 +85,10 @@ class Senses:
 
     def _embed(self, ids: tuple[int, ...]) -> Tensor:
         return self._network.embed_ids(ids)
+
+
+def num_input_tokens(vision: VisionConfig, audio: AudioConfig, num_pictures: int, max_slices: int) -> int:
+    """The most tokens of a unit before its first decision, `<unit>` included."""
+    # A single slice would repeat the view, so there is none.
+    num_items = num_pictures * (1 + (max_slices if max_slices > 1 else 0))
+    return 1 + num_items * (vision.query_num + 2) + CHUNK_POSITIONS // audio.pool_step

@@ -12,14 +12,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from antiphon.config import DEFAULT_HIGH_TOKENS
+from antiphon.core.duplex import DuplexConfig
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, WeightFile, fit, shortened
 from antiphon.models.minicpmo.hift_config import vocoder_generation
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
-
-WINDOW_TOKENS = 8000
-"""Where a session's window slides by default."""
-UNIT_TOKENS = 98
-"""The longest unit with one picture (REFERENCE 4.2); it is in the context before the slide."""
+from antiphon.stages.thinker.senses import num_input_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +154,13 @@ def _caches(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNeed, ...]:
     per_talker_token = kv_bytes(talker.num_layers, talker.num_kv_heads * talker.head_dim)
     talker_tokens, positions = config.talker.max_position_tokens, audio.max_positions
     per_position = kv_bytes(audio.num_layers, audio.hidden_size)
-    window = f"session of {WINDOW_TOKENS} + {UNIT_TOKENS} tokens"
+    unit_tokens = (
+        num_input_tokens(config.vision, audio, num_pictures=1, max_slices=1) + DuplexConfig().max_output_tokens
+    )
+    window = f"session of {DEFAULT_HIGH_TOKENS} + {unit_tokens} tokens"
     return (
         CacheNeed("thinker KV", "token", per_token),
-        CacheNeed("thinker KV", window, per_token * (WINDOW_TOKENS + UNIT_TOKENS)),
+        CacheNeed("thinker KV", window, per_token * (DEFAULT_HIGH_TOKENS + unit_tokens)),
         CacheNeed("talker KV", f"turn of {talker_tokens} positions", per_talker_token * talker_tokens),
         CacheNeed("audio encoder KV", f"session of {positions} positions", per_position * positions),
     )
