@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 from antiphon.config import EngineConfig, SessionConfig, check_window
@@ -117,6 +118,9 @@ class Engine:
     @staticmethod
     def load(checkpoint: Checkpoint, tokenizer: TextTokenizer, config: EngineConfig, session: SessionConfig) -> Engine:
         """session: whose need the cache is sized for. Raises: CheckpointError, ConfigError."""
+        if config.device.type == "cuda":
+            # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
+            torch.backends.cudnn.allow_tf32 = False
         model = load_model(checkpoint, config.device, config.dtype)
         noise = draw_noise(model.config.flow.num_mel_bins, config.flow_seed, config.device)
         return Engine(model, tokenizer, config, session, noise, MonotonicClock())
