@@ -20,15 +20,24 @@ def paged_attention(
         k = keys[slots].transpose(0, 1).float()  # [Hkv, T, D]
         v = values[slots].transpose(0, 1).float()
         qa, qr = (_grouped(q[tokens], num_kv_heads) for q in (q_anchor, q_ring))
-        scores = torch.cat([qa @ k[:, None, :num_anchor].mT, qr @ k[:, None, num_anchor:].mT], dim=-1) * scale
+        scores = torch.cat([qa @ k[:, :num_anchor].mT, qr @ k[:, num_anchor:].mT], dim=-1) * scale
         # Keys lie in order of position, so a key's index is its position.
         is_later = torch.arange(slots.shape[0], device=slots.device) > step.positions[tokens, None]
-        weights = scores.masked_fill(is_later, -torch.inf).softmax(dim=-1)
-        out[tokens] = (weights @ v[:, None]).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+        group_size = q_anchor.shape[1] // num_kv_heads
+        weights = scores.masked_fill(is_later.repeat(group_size, 1), -torch.inf).softmax(dim=-1)
+        out[tokens] = _ungrouped(weights @ v, group_size).to(out.dtype)
     return out
 
 
 def _grouped(q: Tensor, num_kv_heads: int) -> Tensor:
-    """[Q, H, D] → [Hkv, H / Hkv, Q, D] float32: the query heads that share a key head stand together."""
+    """[Q, H, D] → [Hkv, G·Q, D] float32, G = H / Hkv: all queries of the heads that share a key head in one matrix."""
     num_tokens, num_heads, head_dim = q.shape
-    return q.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3).float()
+    heads = q.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    return heads.permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim).float()
+
+
+def _ungrouped(attended: Tensor, group_size: int) -> Tensor:
+    """[Hkv, G·Q, D] → [Q, H, D]."""
+    num_kv_heads, num_rows, head_dim = attended.shape
+    heads = attended.view(num_kv_heads, group_size, num_rows // group_size, head_dim)
+    return heads.permute(2, 0, 1, 3).flatten(1, 2)

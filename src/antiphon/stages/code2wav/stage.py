@@ -24,6 +24,8 @@ _PCM16_RANGE = 32768
 
 
 class Code2WavStage:
+    """Writes the sessions' states; shares flow and vocoder among them."""
+
     def __init__(self, synthesizer: MelSynthesizer, vocoder: Vocoder) -> None:
         self._synthesizer = synthesizer
         self._vocoder = vocoder
