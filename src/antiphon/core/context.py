@@ -106,18 +106,18 @@ class Context:
         """Place tokens at the end of the shared prompt segment, before any unit or suffix."""
         assert len(self._anchor) <= 1, "the prompt cannot grow once the suffix segment stands behind it"
         assert not self._ring.num_tokens, "the prompt cannot grow under units"
-        if not self._anchor:
-            self._anchor.append(Segment())
-        return self._append(self._anchor[0], num_tokens, key_shift=0)
+        segment = self._anchor[0] if self._anchor else Segment()
+        placement = self._append(segment, num_tokens, key_shift=0)
+        self._anchor = [segment]
+        return placement
 
     def append_suffix(self, suffix: tuple[int, ...]) -> Placement:
         """Place the private segment that `previous` will share with `suffix` (context mode)."""
         assert len(self._anchor) <= 1, "a context has one suffix"
-        if not self._anchor:
-            self._anchor.append(Segment())
-        self._suffix = suffix
-        self._anchor.append(Segment())
-        return self._append(self._anchor[1], len(suffix), key_shift=0)
+        prompt, private = self._anchor[0] if self._anchor else Segment(), Segment()
+        placement = self._append(private, len(suffix), key_shift=0)
+        self._anchor, self._suffix = [prompt, private], suffix
+        return placement
 
     def append(self, num_tokens: int) -> Placement:
         """Place tokens of the open unit at the end of the ring.
