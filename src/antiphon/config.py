@@ -26,10 +26,14 @@ DEFAULT_PREVIOUS_MAX_TOKENS = 500
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """max_prompt_tokens: prompts above it are refused. flow_seed: of the noise that every voice starts from."""
+    """max_calls: sessions of the kind that the engine is made for whose caches fit at once.
+
+    max_prompt_tokens: prompts above it are refused. flow_seed: of the noise that every voice starts from.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    max_calls: int = 1
     max_prompt_tokens: int = 2048
     flow_seed: int = 0
 

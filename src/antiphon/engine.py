@@ -1,4 +1,4 @@
-"""The engine: networks, stages, and calls that run through them. One call advances at a time.
+"""The engine: networks, stages, and calls that run through them, several in one step.
 
 The order within a unit is thinker → talker → code2wav, joined by the messages of `core.messages`. Shown by
 tests/test_engine.py and the golden kind endtoend.
@@ -7,7 +7,7 @@ tests/test_engine.py and the golden kind endtoend.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,7 +28,7 @@ from antiphon.core.events import (
 from antiphon.core.messages import CodecChunk
 from antiphon.core.playback import PlaybackClock
 from antiphon.core.sampling import Draws
-from antiphon.errors import AudioError
+from antiphon.errors import AntiphonError, AudioError
 from antiphon.models.minicpmo.checkpoint import Checkpoint
 from antiphon.models.minicpmo.flow import MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import Voice
@@ -39,11 +39,11 @@ from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.stage import Code2WavStage
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.paged import CacheConfig
-from antiphon.stages.talker.stage import TalkerStage
+from antiphon.stages.talker.stage import TalkerStage, TalkerSteps
 from antiphon.stages.talker.state import TalkerSession, TalkerState
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import ThinkerStage, ThinkerState
+from antiphon.stages.thinker.stage import NUM_SEGMENTS, ThinkerStage, ThinkerState, ThinkerUnit
 from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import OUTPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
 
@@ -83,7 +83,7 @@ class UnitResult:
 
 
 class Engine:
-    """Owns the stages. Its cache holds one session, so one call at a time."""
+    """Owns the stages and their caches, which hold `EngineConfig.max_calls` calls like `session`."""
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class Engine:
         )
         check_window(session.window, max_unit_tokens, model.config.thinker.max_position_tokens)
         window_tokens = session.window.peak_tokens(config.max_prompt_tokens, max_unit_tokens)
-        decider = Decider(model.thinker, tokenizer, CacheConfig.for_tokens(window_tokens, num_segments=3))
+        decider = Decider(model.thinker, tokenizer, _cache(config, window_tokens, NUM_SEGMENTS))
         self._thinker = ThinkerStage(senses, decider, tokenizer, config.max_prompt_tokens)
         talker_tokens = model.config.talker.max_position_tokens
-        self._talker = TalkerStage(model.talker, CacheConfig.for_tokens(talker_tokens, num_segments=1))
+        self._talker = TalkerStage(model.talker, _cache(config, talker_tokens, num_segments=1))
         self._synthesizer = MelSynthesizer(model.flow, flow_noise, NUM_FLOW_STEPS)
         self._code2wav = Code2WavStage(self._synthesizer, Vocoder(model.hift))
 
@@ -164,17 +164,68 @@ class Engine:
             max_context_tokens=thinker.max_tokens,
             prompt_ms=1000 * (self._clock.now_s() - started_s),
         )
-        stages = CallStages(self._thinker, self._talker, self._code2wav)
-        return Call(stages, CallStates(thinker, talker, self._code2wav.open(voice, noise)), self._clock, opened)
+        return Call(self, CallStates(thinker, talker, self._code2wav.open(voice, noise)), opened)
 
+    def run_units(self, seconds: Sequence[tuple[Call, UnitInput]]) -> list[UnitResult | AntiphonError]:
+        """Let different calls live through one second each, together.
 
-@dataclass(frozen=True, slots=True)
-class CallStages:
-    """Shared by all calls."""
+        Returns one result per call, in order. A call with AudioError, ImageError or InputError is as before; one with
+        any other error is over. Nobody's error touches another call.
+        """
+        timer = _Timer(self._clock)
+        outcomes = self._hear(seconds)
+        thinker_ms = timer.lap_ms()
+        chunks = self._say([call for call, _ in seconds], outcomes)
+        talker_ms = timer.lap_ms()
+        results: list[UnitResult | AntiphonError] = []
+        for call, _ in seconds:
+            outcome, spoken = outcomes[call.session_id], chunks[call.session_id]
+            if isinstance(outcome, AntiphonError):
+                results.append(outcome)
+            elif isinstance(spoken, AntiphonError):
+                results.append(spoken)
+            else:
+                at_s = (outcome.unit + 1) * UNIT_S
+                speech = tuple(self._speak(call, chunk, at_s) for chunk in spoken)
+                costs = UnitCosts(thinker_ms, talker_ms, code2wav_ms=timer.lap_ms())
+                results.append(UnitResult(outcome, speech, tuple(_events(call, outcome, speech, costs))))
+        return results
 
-    thinker: ThinkerStage
-    talker: TalkerStage
-    code2wav: Code2WavStage
+    def close(self, call: Call) -> None:
+        """End a call wherever it is and give everything back; idempotent."""
+        self._thinker.close(call.states.thinker)
+        self._talker.close(call.states.talker)
+        self._code2wav.reset_turn(call.states.code2wav)
+
+    def _hear(self, seconds: Sequence[tuple[Call, UnitInput]]) -> dict[str, UnitOutcome | AntiphonError]:
+        """What the thinker makes of each call's second, by session id."""
+        refused: dict[str, UnitOutcome | AntiphonError] = {}
+        units: list[ThinkerUnit] = []
+        for call, heard in seconds:
+            if heard.samples.shape == (UNIT_SAMPLES,):
+                units.append(ThinkerUnit(call.states.thinker, heard, deadline_s=call.playback.end_s))
+            else:
+                refused[call.session_id] = AudioError(
+                    f"a unit is {UNIT_SAMPLES} samples of one channel, got shape {tuple(heard.samples.shape)}"
+                )
+        return refused | self._thinker.run_units(units)
+
+    def _say(
+        self, calls: Sequence[Call], outcomes: Mapping[str, UnitOutcome | AntiphonError]
+    ) -> dict[str, tuple[CodecChunk, ...] | AntiphonError]:
+        """The codec tokens of each call's words, by session id."""
+        works: list[tuple[str, TalkerSteps[tuple[CodecChunk, ...]], float]] = []
+        for call in calls:
+            outcome = outcomes[call.session_id]
+            handoffs = () if isinstance(outcome, AntiphonError) else outcome.handoffs
+            works.append((call.session_id, self._talker.speak(call.states.talker, handoffs), call.playback.end_s))
+        return self._talker.loop.run_all(works)
+
+    def _speak(self, call: Call, chunk: CodecChunk, at_s: float) -> Speech:
+        samples = self._code2wav.speak(
+            call.states.code2wav, chunk.codec_tokens, is_turn_end=chunk.ends_turn, is_flush=chunk.is_first_of_turn
+        ).cpu()
+        return Speech(chunk, at_s, call.playback.place(at_s, samples.numel()), samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,55 +240,36 @@ class CallStates:
 class Call:
     """One session from its prompt to its end; made by `Engine.open`. opened: its first event."""
 
-    def __init__(self, stages: CallStages, states: CallStates, clock: Clock, opened: SessionOpened) -> None:
+    def __init__(self, engine: Engine, states: CallStates, opened: SessionOpened) -> None:
         self.opened = opened
-        self._stages = stages
-        self._states = states
-        self._clock = clock
-        self._playback = PlaybackClock()
+        self.states = states
+        self.playback = PlaybackClock()
+        self._engine = engine
+
+    @property
+    def session_id(self) -> str:
+        return self.opened.session_id
 
     def run_unit(self, heard: UnitInput) -> UnitResult:
-        """Live through one second.
+        """Live through one second, alone.
 
         Raises: AudioError, ImageError or InputError for bad input, with the call as before;
         ContextLengthExceeded when the window is off and the context full: the call is over then.
         """
-        if heard.samples.shape != (UNIT_SAMPLES,):
-            raise AudioError(f"a unit is {UNIT_SAMPLES} samples of one channel, got shape {tuple(heard.samples.shape)}")
-        timer = _Timer(self._clock)
-        outcome = self._stages.thinker.run_unit(self._states.thinker, heard)
-        thinker_ms = timer.lap_ms()
-        at_s = (outcome.unit + 1) * UNIT_S
-        chunks = [self._stages.talker.speak(self._states.talker, handoff) for handoff in outcome.handoffs]
-        talker_ms = timer.lap_ms()
-        speech = tuple(self._speak(chunk, at_s) for chunk in chunks)
-        decided = UnitDecided(
-            unit=outcome.unit,
-            at_s=at_s,
-            is_listen=outcome.is_listen,
-            text=outcome.text,
-            token_ids=outcome.token_ids,
-            num_context_tokens=outcome.num_context_tokens,
-            num_context_blocks=self._states.thinker.mind.memory.context.num_blocks,
-            num_retained_units=len(outcome.retained_units),
-            thinker_ms=thinker_ms,
-            talker_ms=talker_ms,
-            code2wav_ms=timer.lap_ms(),
-        )
-        events = (decided, *_slide_events(outcome, at_s), *(event for said in speech for event in _speech_events(said)))
-        return UnitResult(outcome, speech, events)
+        (result,) = self._engine.run_units([(self, heard)])
+        if isinstance(result, AntiphonError):
+            raise result
+        return result
 
     def close(self) -> None:
         """Give everything back; idempotent."""
-        self._stages.thinker.close(self._states.thinker)
-        self._stages.talker.close(self._states.talker)
-        self._stages.code2wav.reset_turn(self._states.code2wav)
+        self._engine.close(self)
 
-    def _speak(self, chunk: CodecChunk, at_s: float) -> Speech:
-        samples = self._stages.code2wav.speak(
-            self._states.code2wav, chunk.codec_tokens, is_turn_end=chunk.ends_turn, is_flush=chunk.is_first_of_turn
-        ).cpu()
-        return Speech(chunk, at_s, self._playback.place(at_s, samples.numel()), samples)
+
+def _cache(config: EngineConfig, num_tokens: int, num_segments: int) -> CacheConfig:
+    """Room for all calls of the kind that the engine is made for. num_tokens: that one of them ever holds."""
+    one = CacheConfig.for_tokens(num_tokens, num_segments)
+    return CacheConfig(config.max_calls * one.num_blocks, one.block_size)
 
 
 class _Stream(Enum):
@@ -264,7 +296,30 @@ class _Timer:
         return 1000 * lap_s
 
 
-def _slide_events(outcome: UnitOutcome, at_s: float) -> Iterator[Event]:
+@dataclass(frozen=True, slots=True)
+class UnitCosts:
+    """Computing time of a unit; calls that run together share thinker and talker."""
+
+    thinker_ms: float
+    talker_ms: float
+    code2wav_ms: float
+
+
+def _events(call: Call, outcome: UnitOutcome, speech: Sequence[Speech], costs: UnitCosts) -> Iterator[Event]:
+    at_s = (outcome.unit + 1) * UNIT_S
+    yield UnitDecided(
+        unit=outcome.unit,
+        at_s=at_s,
+        is_listen=outcome.is_listen,
+        text=outcome.text,
+        token_ids=outcome.token_ids,
+        num_context_tokens=outcome.num_context_tokens,
+        num_context_blocks=call.states.thinker.mind.memory.context.num_blocks,
+        num_retained_units=len(outcome.retained_units),
+        thinker_ms=costs.thinker_ms,
+        talker_ms=costs.talker_ms,
+        code2wav_ms=costs.code2wav_ms,
+    )
     if outcome.slide is not None:
         yield WindowSlid(
             unit=outcome.unit,
@@ -274,6 +329,8 @@ def _slide_events(outcome: UnitOutcome, at_s: float) -> Iterator[Event]:
             num_context_tokens=outcome.num_context_tokens,
             previous_ids=outcome.previous_ids,
         )
+    for said in speech:
+        yield from _speech_events(said)
 
 
 def _speech_events(said: Speech) -> Iterator[Event]:

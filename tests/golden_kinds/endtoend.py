@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import Draws
 from antiphon.core.window import SlideMode
-from antiphon.engine import Engine, MonotonicClock, UnitResult
+from antiphon.engine import Call, Engine, MonotonicClock, UnitResult
+from antiphon.errors import AntiphonError
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.image import decode_picture
 from antiphon.models.minicpmo.model import Model, load_model
@@ -76,47 +78,89 @@ class Golden:
 
 
 def run(folder: Path) -> Iterator[Outcome]:
-    """Compare every case of the folder, with every slide that means what the reference means."""
+    """Compare every case alone, with every slide that means what the reference means, then all cases in one batch."""
     checkpoint = open_checkpoint(folder / "checkpoint")
     model, tokenizer = load_model(checkpoint, CPU, torch.float32), load_tokenizer(checkpoint.folder)
     expected = load_file(folder / "cases.safetensors")
     waveform = expected["waveform_i16"].float() / 32768
     golden = Golden(folder, model, tokenizer, waveform, expected["rand_noise"])
-    for name, case in Cases.model_validate_json((folder / "cases.json").read_text()).root.items():
-        want = {key.removeprefix(f"{name}."): x for key, x in expected.items() if key.startswith(f"{name}.")}
+    cases = Cases.model_validate_json((folder / "cases.json").read_text()).root
+    wants = {
+        name: {key.removeprefix(f"{name}."): x for key, x in expected.items() if key.startswith(f"{name}.")}
+        for name in cases
+    }
+    for name, case in cases.items():
         is_sliding = len(case.units[-1].retained_units) < len(case.units)
         for slide in exact_slides(is_sliding=is_sliding):
-            yield _case(golden, f"{name}.{slide.value}", case, slide, want)
-
-
-def _case(golden: Golden, name: str, case: Case, slide: SlideMode, want: Mapping[str, Tensor]) -> Outcome:
-    compared = Comparison(KIND, name)
-    session = SessionConfig(
-        prompt=PromptText(case.prefix, case.suffix),
-        window=case.window.policy(case.mode, golden.tokenizer),
-        slide=slide,
-        duplex=DuplexConfig(num_forced_listens=case.force_listen_count),
-        draws=Draws.MOST_LIKELY,
-        max_pictures=max(len(unit.pictures) for unit in case.units),
+            yield from _play(golden, [Part(f"{name}.{slide.value}", case, slide, wants[name])])
+    slides = cycle(exact_slides(is_sliding=True))
+    yield from _play(
+        golden, [Part(f"{name}.in_a_crowd", case, next(slides), wants[name]) for name, case in cases.items()]
     )
-    config = EngineConfig(CPU, torch.float32)
-    engine = Engine(golden.model, golden.tokenizer, config, session, golden.flow_noise, MonotonicClock())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A case as one call of an engine."""
+
+    name: str
+    case: Case
+    slide: SlideMode
+    want: Mapping[str, Tensor]
+
+    def session(self, tokenizer: TextTokenizer) -> SessionConfig:
+        case = self.case
+        return SessionConfig(
+            prompt=PromptText(case.prefix, case.suffix),
+            window=case.window.policy(case.mode, tokenizer),
+            slide=self.slide,
+            duplex=DuplexConfig(num_forced_listens=case.force_listen_count),
+            draws=Draws.MOST_LIKELY,
+            max_pictures=max(len(unit.pictures) for unit in case.units),
+        )
+
+    def heard(self, golden: Golden, number: int) -> UnitInput:
+        start = self.case.wave_start + number * UNIT_SAMPLES
+        names = self.case.units[number].pictures
+        pictures = tuple(decode_picture(golden.folder / "images" / name) for name in names)
+        return UnitInput(golden.waveform[start : start + UNIT_SAMPLES], pictures)
+
+
+def _play(golden: Golden, parts: Sequence[Part]) -> Iterator[Outcome]:
+    """Run the parts as calls that advance together, each as long as it has units."""
+    sessions = [part.session(golden.tokenizer) for part in parts]
+    # Their windows differ, so one place more than calls makes up for those that need more than the one it is made for.
+    config = EngineConfig(CPU, torch.float32, max_calls=len(parts) + 1)
+    largest = max(sessions, key=lambda session: session.window.peak_tokens(num_prompt_tokens=0, max_unit_tokens=100))
+    engine = Engine(golden.model, golden.tokenizer, config, largest, golden.flow_noise, MonotonicClock())
+    compared = [Comparison(KIND, part.name) for part in parts]
+    calls = [_open(engine, golden, part, session) for part, session in zip(parts, sessions, strict=True)]
+    for call, part, comparison in zip(calls, parts, compared, strict=True):
+        comparison.equal(call.opened.num_prompt_tokens, part.case.prompt_length)
+    pcm: list[list[Tensor]] = [[] for _ in parts]
+    for number in range(max(len(part.case.units) for part in parts)):
+        running = [index for index, part in enumerate(parts) if number < len(part.case.units)]
+        results = engine.run_units([(calls[index], parts[index].heard(golden, number)) for index in running])
+        for index, result in zip(running, results, strict=True):
+            if isinstance(result, AntiphonError):
+                raise result
+            unit = parts[index].case.units[number]
+            _compare_unit(compared[index], golden.tokenizer, result, unit)
+            said = [speech.samples for speech in result.speech] or [torch.zeros(OUTPUT_SAMPLES_PER_UNIT)]
+            pcm[index].append(torch.cat(said))
+            compared[index].equal(pcm[index][-1].numel(), unit.samples)
+    for call, part, comparison, samples in zip(calls, parts, compared, pcm, strict=True):
+        call.close()
+        _compare_pcm(comparison, torch.cat(samples) * 32768, part.want["pcm"])
+        yield comparison.outcome()
+
+
+def _open(engine: Engine, golden: Golden, part: Part, session: SessionConfig) -> Call:
+    want = part.want
     prompt = VoicePrompt(tuple(want["voice.tokens"].tolist()), want["voice.mel"], want["voice.speaker"])
-    reference = golden.waveform[slice(*case.ref_audio)] if case.ref_audio else torch.empty(0)
-    call = engine.open(name, session, reference, engine.build_voice(prompt))
-    compared.equal(call.opened.num_prompt_tokens, case.prompt_length)
-    pcm: list[Tensor] = []
-    for number, unit in enumerate(case.units):
-        start = case.wave_start + number * UNIT_SAMPLES
-        pictures = tuple(decode_picture(golden.folder / "images" / picture) for picture in unit.pictures)
-        result = call.run_unit(UnitInput(golden.waveform[start : start + UNIT_SAMPLES], pictures))
-        _compare_unit(compared, golden.tokenizer, result, unit)
-        samples = torch.cat([speech.samples for speech in result.speech] or [torch.zeros(OUTPUT_SAMPLES_PER_UNIT)])
-        compared.equal(samples.numel(), unit.samples)
-        pcm.append(samples)
-    call.close()
-    _compare_pcm(compared, torch.cat(pcm) * 32768, want["pcm"])
-    return compared.outcome()
+    span = part.case.ref_audio
+    reference = golden.waveform[slice(*span)] if span else torch.empty(0)
+    return engine.open(part.name, session, reference, engine.build_voice(prompt))
 
 
 def _compare_unit(compared: Comparison, tokenizer: TextTokenizer, got: UnitResult, want: Unit) -> None:

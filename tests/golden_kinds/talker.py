@@ -19,7 +19,9 @@ from antiphon.kernels.sampling.op import codec_scores
 from antiphon.models.minicpmo.config import talker_config
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.paged import CacheConfig
-from antiphon.stages.talker.stage import TalkerStage
+from antiphon.stages.stepping import StepLoop
+from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
+from antiphon.stages.talker.stage import CodecStep, TalkerStage
 from antiphon.stages.talker.state import TalkerSession
 from golden_kinds.report import Comparison, Outcome, scaled
 from golden_kinds.weights import filled
@@ -113,6 +115,9 @@ class Dialogue:
         self._spoken, self._stepped = (
             self._stage.open(TalkerSession(name, sampling, Draws.MOST_LIKELY, seed=0)) for name in ("spoken", "stepped")
         )
+        # Its own loop on the stage's decoder, for what the stage's loop does not return.
+        self._codes: StepLoop[CodecDraw, int, tuple[CodecStep, ...]]
+        self._codes = StepLoop(self._stage.decoder, CodecChooser(network))
         self._buffer = CodecBuffer(SILENCE_TOKEN, LOOKAHEAD_TOKENS)
 
     def compare(self, name: str, unit: Unit, want: Mapping[str, Tensor]) -> Outcome:
@@ -125,7 +130,7 @@ class Dialogue:
         before = self._spoken.context.num_tokens
         compared.equal(before, unit.text_start_pos)
         handoff = Handoff(Address(KIND, 0, 0, 0), 0, tuple(unit.ids), hidden, unit.end_of_turn)
-        chunk = self._stage.speak(self._spoken, handoff)
+        (chunk,) = self._stage.loop.run(self._stage.speak(self._spoken, [handoff]))
         self._spoken.context.check()
         compared.equal(chunk.codec_tokens, unit.new_tokens)
         compared.equal(chunk.is_first_of_turn, unit.force_flush)
@@ -143,7 +148,7 @@ class Dialogue:
         compared.equal(condition.shape[0], unit.condition_len)
         compared.close(condition, want["condition"], scaled(TOLERANCE, want["condition"]))
         compared.equal(state.context.num_tokens, unit.kv_len_before)
-        steps = list(self._stage.steps(state, condition, min_tokens=unit.min_new_tokens))
+        steps = self._codes.run(self._stage.codes(state, condition, min_tokens=unit.min_new_tokens))
         states = torch.stack([step.hidden for step in steps])
         logits = self._network.logits(states)
         compared.equal([step.token for step in steps], unit.sampled)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from antiphon.core.context import Slide
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
@@ -25,6 +26,8 @@ from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, special_tokens
 from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.stepping import StepLoop
+from antiphon.stages.thinker.choosing import Chosen, TextChooser, TextDraw
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.memory import ThinkerMemory
 from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
@@ -165,20 +168,28 @@ def _window(model: Model, name: str, case: WindowCase, slide: SlideMode, want: M
         context_previous_max_tokens=case.context_previous_max_tokens,
     )
     memory = ThinkerMemory(model.network, decoder, limits.policy(case.mode, model.tokenizer), slide, MAX_TOKENS)
-    memory.feed_prompt(want["prefix_embeds"])
-    memory.feed_suffix(model.tokenizer.encode(case.suffix))
+    loop: StepLoop[TextDraw, Chosen, Tensor | Slide | None]
+    loop = StepLoop(decoder, TextChooser(model.network, model.tokenizer.special))
+
+    def feed(embeds: Tensor) -> Tensor:
+        fed = loop.run(memory.feed(embeds))
+        assert isinstance(fed, Tensor)
+        return fed
+
+    loop.run(memory.feed_prompt(want["prefix_embeds"]))
+    loop.run(memory.feed_suffix(model.tokenizer.encode(case.suffix)))
     special = model.tokenizer.special.duplex
     states: list[Tensor] = []
     num_slides = row = 0
     for number, unit in enumerate(case.units):
-        memory.feed(memory.embed((special.unit_start,)))
-        states.append(memory.feed(want["unit_embeds"][row : row + unit.embeds])[-1])
+        feed(memory.embed((special.unit_start,)))
+        states.append(feed(want["unit_embeds"][row : row + unit.embeds])[-1])
         row += unit.embeds
-        states += (memory.feed(memory.embed((token,)))[-1] for token in unit.tokens)
-        memory.feed(memory.embed((special.unit_end,)))
+        states += (feed(memory.embed((token,)))[-1] for token in unit.tokens)
+        feed(memory.embed((special.unit_end,)))
         compared.equal(memory.context.num_tokens, unit.cache_before)
         words = () if unit.listen else model.tokenizer.text_ids(tuple(unit.tokens[1:]))
-        num_slides += memory.close_unit(number, words) is not None
+        num_slides += loop.run(memory.close_unit(number, words)) is not None
         memory.context.check()
         compared.equal(memory.context.num_tokens, unit.cache_after)
         compared.equal([record.unit for record in memory.context.units], unit.retained_units)
@@ -262,12 +273,13 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
         seed=0,
     )
     state = decider.open(session, MAX_TOKENS)
-    state.memory.feed_prompt(state.memory.embed(model.tokenizer.encode(case.prefix)))
-    state.memory.feed_suffix(model.tokenizer.encode(case.suffix))
+    prefix, suffix = (model.tokenizer.encode(text) for text in (case.prefix, case.suffix))
+    decider.loop.run(decider.prompt(state, state.memory.embed(prefix), suffix))
     conditions: list[Tensor] = []
     for unit, embeds in zip(case.units, want["unit_embeds"].chunk(len(case.units)), strict=True):
         start = state.memory.embed((model.tokenizer.special.duplex.unit_start,))
-        outcome = decider.decide(state, torch.cat([start, embeds]))
+        outcome = decider.loop.run(decider.decide(state, torch.cat([start, embeds])))
+        assert isinstance(outcome, UnitOutcome)
         _compare_unit(compared, model, outcome, unit)
         if not unit.is_listen:
             conditions += (handoff.hidden for handoff in outcome.handoffs)

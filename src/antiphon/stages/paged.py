@@ -17,9 +17,6 @@ from antiphon.kernels.kv_cache import KVCache, RowLayout, SegmentLayout, StepLay
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.models.minicpmo.config import DecoderConfig
 
-MAX_STEP_TOKENS = 512
-"""A longer row runs in pieces of this size, which bounds the scores that attention holds."""
-
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -69,16 +66,6 @@ class PagedDecoder:
         """One forward pass over all rows. Returns the states of all their tokens, [N, hidden], in order of rows."""
         embeds = torch.cat([row.embeds for row in rows])
         return self._forward(embeds, self._layout(rows), self.cache)
-
-    def run_long(self, row: Row) -> Tensor:
-        """One row of any length, in pieces. Returns the states of the last piece."""
-        states = row.embeds[:0]
-        for start in range(0, row.embeds.shape[0], MAX_STEP_TOKENS):
-            end = start + MAX_STEP_TOKENS
-            placed = row.placement
-            piece = Placement(placed.slots[start:end], placed.first_position + start, placed.key_shift)
-            states = self.run([Row(row.context, piece, row.embeds[start:end])])
-        return states
 
     def rotate(self, placement: Placement, by_positions: int) -> None:
         """Rotate stored keys in place, all layers."""

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from antiphon.core.duplex import UnitDecisions, Utterance
 from antiphon.core.messages import Address, Handoff
-from antiphon.core.sampling import Draws
-from antiphon.kernels.sampling.contract import TextRules
-from antiphon.kernels.sampling.op import sample_text
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import TextStream, TextTokenizer
 from antiphon.stages.paged import CacheConfig, PagedDecoder
-from antiphon.stages.thinker.memory import ThinkerMemory
-from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
+from antiphon.stages.stepping import StepLoop
+from antiphon.stages.thinker.choosing import Chosen, TextChooser, TextDraw
+from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
+from antiphon.stages.thinker.state import PromptDone, ThinkerSession, UnitOutcome
+
+DeciderSteps = MemorySteps[PromptDone | UnitOutcome]
 
 
 @dataclass(slots=True)
@@ -45,17 +46,17 @@ class DeciderState:
 
 
 class Decider:
-    """Owns the language model's cache. Single calls for now: one session advances at a time."""
+    """Owns the language model's cache and the unfinished work of its sessions."""
 
     def __init__(self, network: ThinkerNetwork, tokenizer: TextTokenizer, cache: CacheConfig) -> None:
         self._network = network
         self._tokenizer = tokenizer
         self._special = tokenizer.special
-        self._device = network.lm_head.weight.device
-        self.decoder = PagedDecoder(network, network.config.decoder, cache, self._device, network.lm_head.weight.dtype)
-        forbidden = torch.zeros(network.config.vocab_size, dtype=torch.bool)
-        forbidden[list(self._special.forbidden)] = True
-        self._forbidden = forbidden.to(self._device)
+        weight = network.lm_head.weight
+        self.decoder = PagedDecoder(network, network.config.decoder, cache, weight.device, weight.dtype)
+        self.loop: StepLoop[TextDraw, Chosen, PromptDone | UnitOutcome] = StepLoop(
+            self.decoder, TextChooser(network, tokenizer.special)
+        )
 
     @property
     def max_context_tokens(self) -> int:
@@ -71,7 +72,13 @@ class Decider:
             history=deque(maxlen=session.sampling.repetition_window_tokens),
         )
 
-    def decide(self, state: DeciderState, embeds: Tensor) -> UnitOutcome:
+    def prompt(self, state: DeciderState, embeds: Tensor, suffix: tuple[int, ...]) -> DeciderSteps:
+        """Compute a session's prompt. embeds: [n, hidden], what stands in front of the suffix."""
+        yield from state.memory.feed_prompt(embeds)
+        yield from state.memory.feed_suffix(suffix)
+        return PromptDone(state.memory.context.num_tokens)
+
+    def decide(self, state: DeciderState, embeds: Tensor) -> DeciderSteps:
         """Run one unit: its input, its decisions, its close, the slide.
 
         embeds: [n, hidden], the unit's input.
@@ -84,9 +91,9 @@ class Decider:
             is_turn_open=state.is_turn_open,
             is_forced_listen=unit < state.session.duplex.num_forced_listens,
         )
-        hidden = self._run(state, decisions, memory.feed(embeds)[-1:])
-        memory.feed(memory.embed(decisions.closing_ids))
-        slide = memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
+        hidden = yield from self._run(state, decisions, embeds)
+        yield from memory.feed(memory.embed(decisions.closing_ids))
+        slide = yield from memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
         state.num_units += 1
         state.is_turn_open = decisions.is_turn_open
         utterances = decisions.utterances()
@@ -102,53 +109,25 @@ class Decider:
             previous_ids=memory.context.previous,
         )
 
-    def _run(self, state: DeciderState, decisions: UnitDecisions, hidden: Tensor) -> list[Tensor]:
-        """Sample and feed until the unit is done.
+    def _run(self, state: DeciderState, decisions: UnitDecisions, embeds: Tensor) -> MemorySteps[list[Tensor]]:
+        """Feed the unit's input, then sample and feed until the unit is done.
 
-        hidden: [1, hidden], the state that the first decision is made from.
         Returns each fed token's own state, [1, hidden].
         """
+        memory = state.memory
         states: list[Tensor] = []
-        while not decisions.is_done:
-            token = decisions.take(self._sample(state, hidden))
-            if token is not None:
-                hidden = state.memory.feed(state.memory.embed((token,)))
-                states.append(hidden)
+        if decisions.is_done:  # forced to listen: nothing is drawn
+            yield from memory.feed(embeds)
+            return states
+        _, chosen = yield from memory.feed_and_draw(embeds, _next_draw(state))
+        while (token := _take(state, decisions, chosen)) is not None:
+            embeds = memory.embed((token,))
+            if decisions.is_done:  # the unit is full: the token is fed, and nothing is drawn after it
+                states.append((yield from memory.feed(embeds)))
+                break
+            hidden, chosen = yield from memory.feed_and_draw(embeds, _next_draw(state))
+            states.append(hidden)
         return states
-
-    def _sample(self, state: DeciderState, hidden: Tensor) -> int:
-        choice = sample_text(self._network.logits(hidden), self._rules(state))
-        state.num_draws += 1
-        token = int(choice.ids)
-        if bool(choice.is_recorded):
-            state.history.append(token)
-        return token
-
-    def _rules(self, state: DeciderState) -> TextRules:
-        sampling, device = state.session.sampling, self._device
-
-        def row(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor([value], dtype=dtype, device=device)
-
-        history = torch.full((1, sampling.repetition_window_tokens), -1, dtype=torch.int64)
-        history[0, : len(state.history)] = torch.tensor(tuple(state.history), dtype=torch.int64)
-        return TextRules(
-            forbidden=self._forbidden,
-            chunk_eos=self._special.duplex.chunk_eos,
-            turn_eos=self._special.duplex.turn_eos,
-            listen=self._special.duplex.listen,
-            history=history.to(device),
-            repetition_penalty=row(sampling.repetition_penalty),
-            length_penalty=row(sampling.length_penalty),
-            listen_scale=row(sampling.listen_scale),
-            listen_top_k=row(sampling.listen_top_k, torch.int64),
-            is_greedy=row(state.session.draws is Draws.MOST_LIKELY, torch.bool),
-            temperature=row(sampling.temperature),
-            top_k=row(sampling.top_k, torch.int64),
-            top_p=row(sampling.top_p),
-            seeds=row(state.session.seed, torch.int64),
-            counters=row(state.num_draws, torch.int64),
-        )
 
     def _handoff(self, state: DeciderState, unit: int, said: Utterance, hidden: Sequence[Tensor]) -> Handoff[Tensor]:
         address = Address(state.session.session_id, state.epoch, state.turn, state.num_handoffs)
@@ -156,6 +135,20 @@ class Decider:
         state.turn += int(said.ends_turn)
         rows = [self._network.embed_ids(()), *(hidden[row] for row in said.rows)]
         return Handoff(address, unit, said.token_ids, torch.cat(rows), said.ends_turn)
+
+
+def _next_draw(state: DeciderState) -> TextDraw:
+    session = state.session
+    draw = TextDraw(session.sampling, session.draws, tuple(state.history), session.seed, state.num_draws)
+    state.num_draws += 1
+    return draw
+
+
+def _take(state: DeciderState, decisions: UnitDecisions, chosen: Chosen) -> int | None:
+    """Record a choice; the token to feed for it, or None if it ended the unit."""
+    if chosen.is_recorded:
+        state.history.append(chosen.token)
+    return decisions.take(chosen.token)
 
 
 def _caption(state: DeciderState, said: Utterance) -> str:

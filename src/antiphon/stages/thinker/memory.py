@@ -7,19 +7,26 @@ thinker and tests/stages/test_memory.py.
 from __future__ import annotations
 
 from collections import deque
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from antiphon.core.context import Context, Slide
+from antiphon.core.context import Context, Placement, Slide
 from antiphon.core.window import SlideMode, WindowPolicy
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.stages.paged import PagedDecoder, Row
+from antiphon.stages.stepping import MAX_STEP_TOKENS, Reply, Request, Steps
+from antiphon.stages.thinker.choosing import Chosen, TextDraw
+
+ResultT = TypeVar("ResultT")
+MemorySteps = Steps[TextDraw, Chosen, ResultT]
 
 
 class ThinkerMemory:
     """Owns a session's context; the prompt first, then units that are fed and closed.
 
+    What needs a forward pass is a generator for a `StepLoop`; bookkeeping is done before the first row is asked for.
     max_tokens: the context never holds more.
     """
 
@@ -40,32 +47,40 @@ class ThinkerMemory:
         self._inputs: deque[Tensor] = deque()
         self._open_inputs: list[Tensor] = []
 
-    def feed_prompt(self, embeds: Tensor) -> None:
+    def feed_prompt(self, embeds: Tensor) -> MemorySteps[None]:
         """embeds: [n, hidden], the next part of what stands in front of the suffix; n = 0 allowed."""
         if embeds.shape[0]:
-            self._decoder.run_long(Row(self.context, self.context.append_prompt(embeds.shape[0]), embeds))
+            yield from self._run(self.context.append_prompt(embeds.shape[0]), embeds)
 
-    def feed_suffix(self, ids: tuple[int, ...]) -> None:
+    def feed_suffix(self, ids: tuple[int, ...]) -> MemorySteps[None]:
         """The prompt's end. Where the window keeps `previous` text, that text will stand in front of it."""
         if self._window.keeps_previous:
             placement = self.context.append_suffix(ids)
         elif ids:
             placement = self.context.append_prompt(len(ids))
         if ids:
-            self._decoder.run_long(Row(self.context, placement, self.embed(ids)))
+            yield from self._run(placement, self.embed(ids))
 
-    def feed(self, embeds: Tensor) -> Tensor:
+    def feed(self, embeds: Tensor) -> MemorySteps[Tensor]:
         """Append to the open unit.
 
         embeds: [n, hidden], n at least 1.
         Returns the final-norm states [m, hidden] of the last m ≤ n tokens; all of them unless n is very large.
         """
-        row = Row(self.context, self.context.append(embeds.shape[0]), embeds)
-        if self._keeps_inputs:
-            self._open_inputs.append(embeds)
-        return self._decoder.run_long(row)
+        reply = yield from self._append(embeds, None)
+        return reply.states
 
-    def close_unit(self, unit: int, previous_ids: tuple[int, ...]) -> Slide | None:
+    def feed_and_draw(self, embeds: Tensor, draw: TextDraw) -> MemorySteps[tuple[Tensor, Chosen]]:
+        """Append to the open unit, and choose the token after it.
+
+        embeds: [n, hidden], n at least 1.
+        Returns the last token's final-norm state [1, hidden] and the choice made from it.
+        """
+        reply = yield from self._append(embeds, draw)
+        assert reply.choice is not None, "a draw was asked for"
+        return reply.states[-1:], reply.choice
+
+    def close_unit(self, unit: int, previous_ids: tuple[int, ...]) -> MemorySteps[Slide | None]:
         """End the open unit and let the window decide. previous_ids: words that `previous` may take over."""
         self.context.close_unit(unit, previous_ids)
         if self._keeps_inputs:
@@ -75,7 +90,7 @@ class ThinkerMemory:
         if plan is None:
             return None
         slide = self.context.slide(plan)
-        self._apply(slide)
+        yield from self._apply(slide)
         return slide
 
     def embed(self, ids: tuple[int, ...]) -> Tensor:
@@ -88,14 +103,30 @@ class ThinkerMemory:
         self._inputs.clear()
         self._open_inputs = []
 
-    def _apply(self, slide: Slide) -> None:
+    def _append(self, embeds: Tensor, draw: TextDraw | None) -> MemorySteps[Reply[Chosen]]:
+        placement = self.context.append(embeds.shape[0])
+        if self._keeps_inputs:
+            self._open_inputs.append(embeds)
+        return (yield from self._run(placement, embeds, draw))
+
+    def _apply(self, slide: Slide) -> MemorySteps[None]:
         """Bring the cache to what the slide says; nothing is decided here."""
         if slide.anchor_ids:
-            self._decoder.run_long(Row(self.context, slide.anchor, self.embed(slide.anchor_ids)))
+            yield from self._run(slide.anchor, self.embed(slide.anchor_ids))
         if slide.rotated_by:
             self._decoder.rotate(slide.rotated, slide.rotated_by)
         if self._keeps_inputs:
             for _ in slide.dropped:
                 self._inputs.popleft()
             if slide.recomputed.slots:
-                self._decoder.run_long(Row(self.context, slide.recomputed, torch.cat(tuple(self._inputs))))
+                yield from self._run(slide.recomputed, torch.cat(tuple(self._inputs)))
+
+    def _run(self, placed: Placement, embeds: Tensor, draw: TextDraw | None = None) -> MemorySteps[Reply[Chosen]]:
+        """Ask for a row, in pieces if it is long. Returns the last piece's reply."""
+        num_tokens = embeds.shape[0]
+        for start in range(0, num_tokens, MAX_STEP_TOKENS):
+            end = min(start + MAX_STEP_TOKENS, num_tokens)
+            piece = Placement(placed.slots[start:end], placed.first_position + start, placed.key_shift)
+            row = Row(self.context, piece, embeds[start:end])
+            reply = yield Request(row, draw if end == num_tokens else None)
+        return reply

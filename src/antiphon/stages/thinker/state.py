@@ -50,6 +50,13 @@ class UnitInput:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptDone:
+    """A session's prompt is in its context."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnitOutcome:
     """What one unit came to.
 

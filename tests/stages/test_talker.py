@@ -1,0 +1,243 @@
+"""Turns of the talker on a small random network. Numbers: the golden kind talker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from antiphon.core.messages import Address, CodecChunk, Handoff
+from antiphon.core.sampling import CodecSampling, Draws
+from antiphon.errors import AntiphonError, ResourceExhausted
+from antiphon.models.minicpmo.checkpoint import Part, WeightFile
+from antiphon.models.minicpmo.config import DecoderConfig, TalkerConfig
+from antiphon.models.minicpmo.talker import TalkerNetwork
+from antiphon.models.minicpmo.tiny.weights import random_weights
+from antiphon.stages.paged import CacheConfig
+from antiphon.stages.talker.stage import MAX_CHUNK_TOKENS, TalkerStage
+from antiphon.stages.talker.state import TalkerSession, TalkerState
+from core.brute_force import snapshot
+
+CONFIG = TalkerConfig(
+    DecoderConfig(
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=8,
+        intermediate_size=24,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+        has_qk_norm=False,
+    ),
+    llm_hidden_size=12,
+    num_text_tokens=20,
+    num_codec_tokens=16,
+    audio_bos_id=19,
+    max_position_tokens=4096,
+)
+EOS = CONFIG.num_codec_tokens - 1
+"""One token of sixteen: most chunks that may end do, and few at once."""
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def stage(config: TalkerConfig = CONFIG, *, num_blocks: int = 40) -> TalkerStage:
+    with torch.device("meta"):
+        network = TalkerNetwork(config)
+    network.load_state_dict(random_weights(Part("talker", network, WeightFile.MAIN, "")), assign=True)
+    network.fold_weight_norms()
+    return TalkerStage(network, CacheConfig(num_blocks))
+
+
+def session(seed: int = 0, draws: Draws = Draws.SAMPLED) -> TalkerSession:
+    return TalkerSession("call", CodecSampling(), draws, seed)
+
+
+def handoff(num_tokens: int = 3, *, unit: int = 0, ends_turn: bool = False) -> Handoff[Tensor]:
+    """Words of unit `unit`, with states of their own."""
+    rng = torch.Generator().manual_seed(unit)
+    hidden = torch.randn(num_tokens, CONFIG.llm_hidden_size, generator=rng)
+    ids = torch.randint(0, CONFIG.audio_bos_id, (num_tokens,), generator=rng)
+    return Handoff(Address("call", epoch=1, turn=2, seq=unit), unit, tuple(ids.tolist()), hidden, ends_turn)
+
+
+def speak(talker: TalkerStage, state: TalkerState, said: Handoff[Tensor]) -> CodecChunk:
+    (chunk,) = talker.loop.run(talker.speak(state, [said]))
+    return chunk
+
+
+def turn(talker: TalkerStage, state: TalkerState, num_chunks: int) -> list[CodecChunk]:
+    return [
+        speak(talker, state, handoff(2 + unit % 3, unit=unit, ends_turn=unit == num_chunks - 1))
+        for unit in range(num_chunks)
+    ]
+
+
+def said(talker: TalkerStage, settings: TalkerSession) -> list[tuple[int, ...]]:
+    return [chunk.codec_tokens for chunk in turn(talker, talker.open(settings), 4)]
+
+
+def test_a_turn_of_any_length_stays_within_the_positions_and_forgets_its_oldest_chunks() -> None:
+    config = replace(CONFIG, max_position_tokens=120)
+    talker = stage(config)
+    state = talker.open(session())
+    lengths: list[int] = []
+    num_dropped = 0
+    for unit in range(200):
+        heard = handoff(unit % 7, unit=unit)
+        room = config.max_position_tokens - (len(heard.token_ids) + 1 + MAX_CHUNK_TOKENS)
+        chunk = speak(talker, state, heard)
+        state.context.check()
+        kept = [record.unit for record in state.context.units]
+        assert kept == list(range(kept[0], unit + 1))
+        # It fits, and one chunk more would not have; equal lengths are cut one chunk early (low is below high).
+        assert sum(lengths[kept[0] :]) <= room
+        assert kept[0] == num_dropped or sum(lengths[kept[0] - 1 :]) >= room
+        num_dropped = kept[0]
+        lengths.append(len(heard.token_ids) + 1 + len(chunk.codec_tokens))
+        assert state.context.num_tokens == sum(lengths[num_dropped:]) <= config.max_position_tokens
+    assert num_dropped > 190
+    assert state.context.shift == sum(lengths[:num_dropped])
+    speak(talker, state, handoff(unit=200, ends_turn=True))
+    assert state.context.num_tokens == 0
+    talker.decoder.pool.check([])
+
+
+def test_a_session_holds_no_block_before_and_between_its_turns() -> None:
+    talker = stage()
+    state = talker.open(session())
+    talker.decoder.pool.check([])
+    for _ in range(2):
+        first, middle, last = turn(talker, state, 3)
+        assert [chunk.is_first_of_turn for chunk in (first, middle, last)] == [True, False, False]
+        assert [chunk.ends_turn for chunk in (first, middle, last)] == [False, False, True]
+        talker.decoder.pool.check([])
+
+
+def test_closing_in_the_middle_of_a_turn_gives_everything_back_and_may_be_repeated() -> None:
+    talker = stage()
+    state = talker.open(session())
+    speak(talker, state, handoff())
+    assert state.context.num_blocks > 0
+    talker.close(state)
+    talker.close(state)
+    talker.decoder.pool.check([])
+
+
+def test_a_chunk_says_whose_it_is() -> None:
+    talker = stage()
+    heard = handoff(unit=7)
+    chunk = speak(talker, talker.open(session()), heard)
+    assert (chunk.address, chunk.unit) == (heard.address, 7)
+
+
+def test_the_same_seed_says_the_same_and_other_seeds_something_else() -> None:
+    talker = stage()
+    by_seed = [said(talker, session(seed)) for seed in range(5)]
+    assert said(stage(), session(3)) == by_seed[3]
+    assert len({tuple(chunks) for chunks in by_seed}) == 5
+
+
+def test_the_most_likely_tokens_do_not_depend_on_the_seed() -> None:
+    talker = stage()
+    first, second = (said(talker, session(seed, Draws.MOST_LIKELY)) for seed in (1, 2))
+    assert first == second
+
+
+def test_turns_of_a_session_do_not_repeat_their_draws() -> None:
+    talker = stage()
+    state = talker.open(session())
+    first, second = turn(talker, state, 4), turn(talker, state, 4)
+    assert [chunk.codec_tokens for chunk in first] != [chunk.codec_tokens for chunk in second]
+
+
+def test_sessions_in_one_pool_do_not_hear_each_other() -> None:
+    alone = said(stage(), session(5))
+    talker = stage()
+    state, other = talker.open(session(5)), talker.open(session(6))
+    together = []
+    for unit in range(4):
+        speak(talker, other, handoff(5, unit=50 + unit))
+        together.append(speak(talker, state, handoff(2 + unit % 3, unit=unit, ends_turn=unit == 3)).codec_tokens)
+    assert together == alone
+
+
+def test_only_the_first_and_the_last_chunk_of_a_turn_may_be_short() -> None:
+    talker = stage()
+    chunks = [turn(talker, talker.open(session(seed)), 3) for seed in range(20)]
+    assert all(EOS not in chunk.codec_tokens for three in chunks for chunk in three)
+    lengths = [{len(three[place].codec_tokens) for three in chunks} for place in range(3)]
+    assert lengths[1] == {MAX_CHUNK_TOKENS}
+    for place in (0, 2):
+        assert min(lengths[place]) < MAX_CHUNK_TOKENS
+        assert max(lengths[place]) == MAX_CHUNK_TOKENS
+
+
+def test_a_chunk_may_be_empty_and_still_be_remembered() -> None:
+    talker = stage(replace(CONFIG, num_codec_tokens=2))
+    states = [talker.open(session(seed)) for seed in range(6)]
+    chunks = [speak(talker, state, handoff(3)) for state in states]
+    empty = [state for state, chunk in zip(states, chunks, strict=True) if not chunk.codec_tokens]
+    assert empty
+    # The condition is in the context, with audio_bos behind it: the next chunk goes on with the turn.
+    assert all(state.context.num_tokens == 4 for state in empty)
+    assert not speak(talker, empty[0], handoff(unit=1)).is_first_of_turn
+
+
+def test_a_unit_without_words_goes_on_with_the_turn() -> None:
+    talker = stage()
+    state = talker.open(session())
+    before = speak(talker, state, handoff(3))
+    chunk = speak(talker, state, handoff(0, unit=1))
+    assert len(chunk.codec_tokens) == MAX_CHUNK_TOKENS
+    assert state.context.num_tokens == 4 + len(before.codec_tokens) + 1 + MAX_CHUNK_TOKENS
+
+
+def test_a_full_chunk_draws_one_token_more_than_it_keeps() -> None:
+    talker = stage()
+    state = talker.open(session())
+    speak(talker, state, handoff())
+    num_draws = state.num_draws
+    speak(talker, state, handoff(unit=1))
+    assert state.num_draws == num_draws + MAX_CHUNK_TOKENS + 1
+
+
+def test_a_chunk_that_finds_no_block_leaves_the_turn_as_it_was() -> None:
+    talker, undisturbed = stage(), stage()
+    pool = talker.decoder.pool
+    state, twin = talker.open(session()), undisturbed.open(session())
+    speak(talker, state, handoff())
+    speak(undisturbed, twin, handoff())
+    before = snapshot(state.context, pool)
+    others = pool.allocate(pool.num_free_blocks)
+    with pytest.raises(ResourceExhausted):
+        speak(talker, state, handoff(30, unit=1))
+    pool.release(others)
+    assert snapshot(state.context, pool) == before
+    assert speak(talker, state, handoff(unit=1)).codec_tokens
+    assert len(speak(undisturbed, twin, handoff(unit=1)).codec_tokens) == MAX_CHUNK_TOKENS
+
+
+def test_sessions_that_speak_together_say_what_each_says_alone() -> None:
+    seeds = range(5)
+    by_seed = [said(stage(num_blocks=200), session(seed)) for seed in seeds]
+    talker = stage(num_blocks=200)
+    states = [talker.open(session(seed)) for seed in seeds]
+    together: list[list[tuple[int, ...]]] = [[] for _ in seeds]
+    for unit in range(4):
+        heard = handoff(2 + unit % 3, unit=unit, ends_turn=unit == 3)
+        ends = talker.loop.run_all((str(seed), talker.speak(states[seed], [heard]), 0.0) for seed in seeds)
+        for seed in seeds:
+            chunks = ends[str(seed)]
+            assert not isinstance(chunks, AntiphonError)
+            together[seed] += (chunk.codec_tokens for chunk in chunks)
+    assert together == by_seed
+    talker.decoder.pool.check([])
