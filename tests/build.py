@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from antiphon.config import SessionConfig
+from antiphon.engine import Call, Engine
+from antiphon.errors import ResourceExhausted
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.model import Model, load_model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -44,3 +49,12 @@ def edit_pickle(file: Path, edit: Callable[[Tensors], object]) -> None:
     tensors: Tensors = torch.load(file, weights_only=True)
     edit(tensors)
     torch.save(tensors, file)
+
+
+def until_full(engine: Engine, session: SessionConfig, voice: Voice) -> Iterator[Call]:
+    """Calls without a voice in the prompt, opened until the engine takes no more."""
+    for number in count():
+        try:
+            yield engine.open(f"caller {number}", session, torch.empty(0), voice)
+        except ResourceExhausted:
+            return

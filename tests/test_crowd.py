@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import build
 from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import TurnEnded
@@ -181,7 +181,7 @@ def test_a_call_whose_context_is_full_ends_and_the_others_go_on(engine: Engine, 
 def test_a_full_engine_says_so_and_takes_the_next_one_when_a_call_has_ended(
     engine: Engine, voices: list[Voice]
 ) -> None:
-    calls = list(until_full(engine, voices[0]))
+    calls = list(build.until_full(engine, SESSION, voices[0]))
     assert len(calls) >= MAX_CALLS
     with pytest.raises(ResourceExhausted, match="engine is full"):
         engine.open("one more", SESSION, NO_REFERENCE, voices[0])
@@ -190,15 +190,7 @@ def test_a_full_engine_says_so_and_takes_the_next_one_when_a_call_has_ended(
     for call in calls:
         call.close()
         call.close()
-    again = list(until_full(engine, voices[0]))
+    again = list(build.until_full(engine, SESSION, voices[0]))
     assert len(again) == len(calls), "everything came back"
     for call in again:
         call.close()
-
-
-def until_full(engine: Engine, voice: Voice) -> Iterator[Call]:
-    for number in count():
-        try:
-            yield engine.open(f"caller {number}", SESSION, NO_REFERENCE, voice)
-        except ResourceExhausted:
-            return

@@ -28,13 +28,17 @@ DEFAULT_PREVIOUS_MAX_TOKENS = 500
 class EngineConfig:
     """max_calls: sessions of the kind that the engine is made for whose caches fit at once.
 
-    max_prompt_tokens: prompts above it are refused. flow_seed: of the noise that every voice starts from.
+    max_prompt_tokens: prompts above it are refused.
+    shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
+    flow_seed: of the noise that every voice starts from.
     """
 
     device: torch.device
     dtype: torch.dtype
     max_calls: int = 1
     max_prompt_tokens: int = 2048
+    shares_prompts: bool = True
+    max_stored_prompt_bytes: int = 2**30
     flow_seed: int = 0
 
 

@@ -27,6 +27,7 @@ from antiphon.core.events import (
 )
 from antiphon.core.messages import CodecChunk
 from antiphon.core.playback import PlaybackClock
+from antiphon.core.prompts import PromptCounts
 from antiphon.core.sampling import Draws
 from antiphon.errors import AntiphonError, AudioError
 from antiphon.models.minicpmo.checkpoint import Checkpoint
@@ -43,7 +44,7 @@ from antiphon.stages.talker.stage import TalkerStage, TalkerSteps
 from antiphon.stages.talker.state import TalkerSession, TalkerState
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import NUM_SEGMENTS, ThinkerStage, ThinkerState, ThinkerUnit
+from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState, ThinkerUnit
 from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import OUTPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
 
@@ -109,7 +110,7 @@ class Engine:
         check_window(session.window, max_unit_tokens, model.config.thinker.max_position_tokens)
         window_tokens = session.window.peak_tokens(config.max_prompt_tokens, max_unit_tokens)
         decider = Decider(model.thinker, tokenizer, _cache(config, window_tokens, NUM_SEGMENTS))
-        self._thinker = ThinkerStage(senses, decider, tokenizer, config.max_prompt_tokens)
+        self._thinker = ThinkerStage(senses, decider, tokenizer, _prompt_limits(config))
         talker_tokens = model.config.talker.max_position_tokens
         self._talker = TalkerStage(model.talker, _cache(config, talker_tokens, num_segments=1))
         self._synthesizer = MelSynthesizer(model.flow, flow_noise, NUM_FLOW_STEPS)
@@ -162,6 +163,7 @@ class Engine:
             session_id=session_id,
             num_prompt_tokens=thinker.mind.memory.context.num_tokens,
             max_context_tokens=thinker.max_tokens,
+            is_prompt_hit=thinker.is_prompt_hit,
             prompt_ms=1000 * (self._clock.now_s() - started_s),
         )
         return Call(self, CallStates(thinker, talker, self._code2wav.open(voice, noise)), opened)
@@ -190,6 +192,11 @@ class Engine:
                 costs = UnitCosts(thinker_ms, talker_ms, code2wav_ms=timer.lap_ms())
                 results.append(UnitResult(outcome, speech, tuple(_events(call, outcome, speech, costs))))
         return results
+
+    @property
+    def prompt_counts(self) -> PromptCounts:
+        """Hits, misses and evictions of shared prompts, and the blocks that they hold."""
+        return self._thinker.prompts.counts
 
     def close(self, call: Call) -> None:
         """End a call wherever it is and give everything back; idempotent."""
@@ -264,6 +271,10 @@ class Call:
     def close(self) -> None:
         """Give everything back; idempotent."""
         self._engine.close(self)
+
+
+def _prompt_limits(config: EngineConfig) -> PromptLimits:
+    return PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
 
 
 def _cache(config: EngineConfig, num_tokens: int, num_segments: int) -> CacheConfig:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context, Placement, Segment, Slide
+from antiphon.core.prompts import StoredPrompt
 from antiphon.core.window import SlideMode, WindowPolicy
 
 
@@ -52,13 +53,17 @@ class Unit:
 
 @dataclass(slots=True)
 class PlainSession:
-    """A session twice: as core keeps it (`context`) and as lists of tokens."""
+    """A session twice: as core keeps it (`context`) and as lists of tokens.
+
+    is_prompt_shared: its prompt was given to others, or taken from them; it does not grow any more.
+    """
 
     context: Context
     mode: SlideMode
     policy: WindowPolicy
     max_tokens: int
     prompt: list[int] = field(default_factory=list)
+    is_prompt_shared: bool = False
     previous: tuple[int, ...] = ()
     suffix: tuple[int, ...] | None = None
     units: list[Unit] = field(default_factory=list)
@@ -77,8 +82,14 @@ class PlainSession:
         return len(self.anchor_tokens) + len(self.ring_tokens)
 
     def forget(self) -> None:
-        self.prompt, self.previous, self.suffix = [], (), None
+        self.prompt, self.is_prompt_shared = [], False
+        self.previous, self.suffix = (), None
         self.units, self.open_tokens = [], []
+
+    def own_blocks(self) -> list[int]:
+        """Blocks that nobody else may hold."""
+        segments = self.context.segments()[1:] if self.is_prompt_shared else self.context.segments()
+        return [block for segment in segments for block in segment.blocks]
 
     def apply(self, slide: Slide, cache: PlainCache) -> None:
         """Let the cache do what a slide asks for; the lists already are what the plan wanted."""
@@ -113,6 +124,19 @@ class PlainSession:
         assert self.context.previous == self.previous
         kept = [(record.num_tokens, record.spoken) for record in self.context.units]
         assert kept == [(len(unit.tokens), unit.spoken) for unit in self.units]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrompt:
+    """A prompt that is held whether or not a session uses it."""
+
+    prompt: StoredPrompt
+    tokens: list[int]
+
+    def check(self, cache: PlainCache, block_size: int) -> None:
+        segment = Segment(list(self.prompt.blocks), 0, self.prompt.num_tokens)
+        stored = cache.read(list(slots_of(segment, block_size)))
+        assert stored == [Stored(token, i) for i, token in enumerate(self.tokens)], "a shared prompt was overwritten"
 
 
 def slots_of(segment: Segment, block_size: int) -> Iterator[int]:

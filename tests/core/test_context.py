@@ -22,7 +22,7 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context, Placement, Segment
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, SlidePlan, WindowPolicy
 from antiphon.errors import ContextLengthExceeded, ResourceExhausted
-from core.brute_force import PlainCache, PlainSession, Unit, blocks_wanted, slots_of, snapshot
+from core.brute_force import PlainCache, PlainSession, SharedPrompt, Unit, blocks_wanted, slots_of, snapshot
 
 MARKER = (-1, -2)
 UNLIMITED = 10_000
@@ -40,13 +40,13 @@ class Sessions(RuleBasedStateMachine):
     """Many sessions in one pool, each also kept as plain lists; the cache is a dict of slots."""
 
     sessions = Bundle("sessions")
-    shared_tables = Bundle("shared_tables")
+    shared = Bundle("shared")
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = PlainCache()
         self.all: list[PlainSession] = []
-        self.held: list[tuple[Segment, list[int]]] = []
+        self.held: list[SharedPrompt] = []
         self.num_tokens_made = 0
 
     @initialize(target=sessions, num_blocks=st.integers(4, 60), block_size=st.integers(1, 5), choices=choices)
@@ -60,9 +60,10 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(session=sessions, prompt=st.lists(short, max_size=2), num_suffix_tokens=short)
     def feed_prompt(self, session: PlainSession, prompt: list[int], num_suffix_tokens: int) -> None:
-        if session.suffix is not None or session.ring_tokens:
+        is_shared = any(self.pool.num_holders(block) > 1 for block in session.context.prompt.blocks)
+        if session.suffix is not None or session.ring_tokens or is_shared:
             return
-        for num_tokens in prompt:
+        for num_tokens in [] if session.is_prompt_shared else prompt:
             place = self.grown(session, 0, num_tokens, partial(session.context.append_prompt, num_tokens))
             if place is not None:
                 session.prompt += self.write(place, num_tokens)
@@ -117,42 +118,48 @@ class Sessions(RuleBasedStateMachine):
         session.context.free()
         session.forget()
 
-    @rule(target=shared_tables, session=sessions)
+    @rule(target=shared, session=sessions)
     def share_prompt(self, session: PlainSession) -> object:
         if not session.prompt:
             return multiple()
-        prompt = session.context.segments()[0]
-        self.pool.share(prompt.blocks)
-        table = (Segment(list(prompt.blocks), 0, prompt.num_tokens), list(session.prompt))
-        self.held.append(table)
-        return table
+        session.is_prompt_shared = True
+        given = SharedPrompt(session.context.prompt, list(session.prompt))
+        self.pool.share(given.prompt.blocks)
+        self.held.append(given)
+        return given
 
-    @rule(table=consumes(shared_tables))
-    def release_shared_prompt(self, table: tuple[Segment, list[int]]) -> None:
-        self.held.remove(table)
-        self.pool.release(table[0].blocks)
+    @rule(session=sessions, given=shared)
+    def adopt_prompt(self, session: PlainSession, given: SharedPrompt) -> None:
+        is_new = len(session.context.segments()) == 1 and not session.ring_tokens
+        if is_new and session.num_tokens + len(given.tokens) <= session.max_tokens:
+            session.context.adopt_prompt(given.prompt)
+            session.prompt, session.is_prompt_shared = list(given.tokens), True
+
+    @rule(given=consumes(shared))
+    def release_shared_prompt(self, given: SharedPrompt) -> None:
+        self.held.remove(given)
+        self.pool.release(given.prompt.blocks)
 
     @invariant()
     def everything_is_as_the_lists_say(self) -> None:
-        size = self.pool.block_size
         for session in self.all:
-            session.check(self.cache, size)
+            session.check(self.cache, self.pool.block_size)
+        for given in self.held:
+            given.check(self.cache, self.pool.block_size)
         tables = [segment.blocks for session in self.all for segment in session.context.segments()]
-        shared = [table.blocks for table, _ in self.held]
+        shared = [given.prompt.blocks for given in self.held]
         self.pool.check([*tables, *shared])
-        own = [block for table in tables for block in table]
-        assert len(set(own)) == len(own), "two segments write to one block"
-        assert self.pool.num_free_blocks + len({*own, *(b for table in shared for b in table)}) == self.pool.num_blocks
-        for table, tokens in self.held:
-            stored = self.cache.read(list(slots_of(table, size)))
-            assert [s.token for s in stored] == tokens, "a shared prompt was overwritten"
-            assert [s.angle for s in stored] == list(range(len(tokens)))
+        everything = [block for table in [*tables, *shared] for block in table]
+        assert self.pool.num_free_blocks + len(set(everything)) == self.pool.num_blocks
+        for session in self.all:
+            own = session.own_blocks()
+            assert all(everything.count(block) == 1 for block in own), "somebody else holds a block that is written to"
 
     def teardown(self) -> None:
         for session in self.all:
             self.free(session)
-        for table, _ in self.held:
-            self.pool.release(table.blocks)
+        for given in self.held:
+            self.pool.release(given.prompt.blocks)
         if self.all:
             self.pool.check([])
 

@@ -5,11 +5,13 @@ So a running session is never preempted and never runs out of blocks. Shown by t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from antiphon.errors import ResourceExhausted
 
 
 class Admission:
-    """Owns the reservations on one cache. Blocks themselves are `BlockPool`'s."""
+    """Owns the reservations on one cache, by name: sessions, shared prompts. Blocks themselves are `BlockPool`'s."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -19,18 +21,23 @@ class Admission:
     def num_free_blocks(self) -> int:
         return self._num_blocks - sum(self._reserved.values())
 
-    def admit(self, session_id: str, num_blocks: int) -> None:
-        """Reserve a session's worst case.
+    def is_admitted(self, name: str) -> bool:
+        return name in self._reserved
 
-        Raises: ResourceExhausted if it is not free; nothing is reserved then.
+    def admit(self, wanted: Mapping[str, int]) -> None:
+        """Reserve worst cases in blocks by name, all or none.
+
+        Raises: ResourceExhausted if they are not free together; nothing is reserved then.
         """
-        assert session_id not in self._reserved, f"session {session_id} is admitted already"
+        twice = sorted(self._reserved.keys() & wanted)
+        assert not twice, f"admitted already: {twice}"
+        num_blocks = sum(wanted.values())
         if num_blocks > self.num_free_blocks:
             raise ResourceExhausted(
                 f"the engine is full: a session that may need {num_blocks} KV blocks found {self.num_free_blocks} of "
                 f"{self._num_blocks} unreserved; try again when another one has ended"
             )
-        self._reserved[session_id] = num_blocks
+        self._reserved |= wanted
 
     def leave(self, session_id: str) -> None:
         """Give a reservation back; idempotent."""

@@ -28,6 +28,10 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         return len(self._free)
 
+    def num_holders(self, block: int) -> int:
+        """Block tables that hold it; 0 if it is free."""
+        return self._num_holders[block]
+
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks, all or none; the caller is their only holder.
 

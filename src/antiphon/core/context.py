@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from antiphon.core.blocks import BlockPool
+from antiphon.core.prompts import StoredPrompt
 from antiphon.core.window import SlideMode, SlidePlan, UnitRecord
 from antiphon.errors import ContextLengthExceeded
 
@@ -107,9 +108,22 @@ class Context:
         assert len(self._anchor) <= 1, "the prompt cannot grow once the suffix segment stands behind it"
         assert not self._ring.num_tokens, "the prompt cannot grow under units"
         segment = self._anchor[0] if self._anchor else Segment()
+        assert all(self._pool.num_holders(block) == 1 for block in segment.blocks), "a shared prompt is complete"
         placement = self._append(segment, num_tokens, key_shift=0)
         self._anchor = [segment]
         return placement
+
+    def adopt_prompt(self, prompt: StoredPrompt) -> None:
+        """Use a prompt that is in the cache already; this context becomes one more holder and never writes to it."""
+        assert not self._anchor, "a context has one prompt"
+        self._pool.share(prompt.blocks)
+        self._anchor = [Segment(list(prompt.blocks), 0, prompt.num_tokens)]
+
+    @property
+    def prompt(self) -> StoredPrompt:
+        """The shared segment as it could be stored, complete once a suffix or a unit stands behind it."""
+        segment = self._anchor[0] if self._anchor else Segment()
+        return StoredPrompt(tuple(segment.blocks), segment.num_tokens)
 
     def append_suffix(self, suffix: tuple[int, ...]) -> Placement:
         """Place the private segment that `previous` will share with `suffix` (context mode)."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """prompt_ms: computing the prompt took."""
+    """is_prompt_hit: another call's prompt could be used. prompt_ms: opening took, the prompt's computing included."""
 
     session_id: str
     num_prompt_tokens: int
     max_context_tokens: int
+    is_prompt_hit: bool
     prompt_ms: float
 
 

@@ -62,6 +62,11 @@ class PagedDecoder:
             torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
         )
 
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block, keys and values of all layers."""
+        return self.cache.num_bytes // self.pool.num_blocks
+
     def run(self, rows: Sequence[Row]) -> Tensor:
         """One forward pass over all rows. Returns the states of all their tokens, [N, hidden], in order of rows."""
         embeds = torch.cat([row.embeds for row in rows])

@@ -63,6 +63,10 @@ class Decider:
         """Positions that the model can tell apart."""
         return self._network.config.max_position_tokens
 
+    def embed(self, ids: tuple[int, ...]) -> Tensor:
+        """ids: n token ids. Returns [n, hidden]."""
+        return self._network.embed_ids(ids)
+
     def open(self, session: ThinkerSession, max_tokens: int) -> DeciderState:
         """A session with an empty context of at most `max_tokens`; the caller feeds the prompt into its memory."""
         return DeciderState(
