@@ -189,17 +189,14 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\uf
     st.sampled_from(WORDS), max_size=12
 )
 places = st.lists(st.integers(0, 100), max_size=6)
-is_broken = pytest.mark.xfail(strict=True, reason="four ids and more are given out even if the last is unfinished")
 
 
-@is_broken
 @given(text=texts, places=places)
 @example(text="hello 🙂!", places=[7])
 def test_any_pieces_give_the_text_in_whole_characters(small: TextTokenizer, text: str, places: list[int]) -> None:
     check_stream(small, text, places)
 
 
-@is_broken
 @needs_official
 @given(text=texts, places=places)
 @example(text="hello 👩‍👩‍👧‍👦!", places=[3])
@@ -221,7 +218,6 @@ def test_special_tokens_between_the_bytes_of_a_character_do_not_break_it(small: 
     assert stream.push((small.special.duplex.listen, *rest)) == "é"
 
 
-@is_broken
 def test_an_unfinished_character_at_the_end_of_a_turn_is_shown_as_replaced(small: TextTokenizer) -> None:
     stream = TextStream(small)
     assert stream.push(small.encode("a🙂")[:-1]) == "a"

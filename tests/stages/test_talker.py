@@ -19,7 +19,6 @@ from antiphon.models.minicpmo.tiny.weights import random_weights
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.talker.stage import MAX_CHUNK_TOKENS, TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState
-from core.brute_force import snapshot
 
 CONFIG = TalkerConfig(
     DecoderConfig(
@@ -210,20 +209,20 @@ def test_a_full_chunk_draws_one_token_more_than_it_keeps() -> None:
     assert state.num_draws == num_draws + MAX_CHUNK_TOKENS + 1
 
 
-def test_a_chunk_that_finds_no_block_leaves_the_turn_as_it_was() -> None:
-    talker, undisturbed = stage(), stage()
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_a_chunk_that_finds_no_block_is_refused_and_closing_gives_everything_back(num_left: int) -> None:
+    """For its condition, and for its own tokens."""
+    talker = stage()
     pool = talker.decoder.pool
-    state, twin = talker.open(session()), undisturbed.open(session())
+    state = talker.open(session())
     speak(talker, state, handoff())
-    speak(undisturbed, twin, handoff())
-    before = snapshot(state.context, pool)
-    others = pool.allocate(pool.num_free_blocks)
+    others = pool.allocate(pool.num_free_blocks - num_left)
     with pytest.raises(ResourceExhausted):
-        speak(talker, state, handoff(30, unit=1))
+        speak(talker, state, handoff(3 if num_left else 30, unit=1))
+    talker.close(state)
+    pool.check([others])
     pool.release(others)
-    assert snapshot(state.context, pool) == before
-    assert speak(talker, state, handoff(unit=1)).codec_tokens
-    assert len(speak(undisturbed, twin, handoff(unit=1)).codec_tokens) == MAX_CHUNK_TOKENS
+    assert speak(talker, talker.open(session()), handoff()).codec_tokens
 
 
 def test_sessions_that_speak_together_say_what_each_says_alone() -> None:

@@ -91,11 +91,14 @@ class TextStream:
 
     def push(self, ids: tuple[int, ...]) -> str:
         """Text that is complete with `ids`."""
-        self._pending += self._tokenizer.text_ids(ids)
-        text = self._tokenizer.decode(self._pending)
-        if text.endswith("\ufffd") and len(self._pending) < _MAX_CHARACTER_TOKENS:
-            return self._split_tail()
-        self._pending = ()
+        pending = self._pending + self._tokenizer.text_ids(ids)
+        for num_kept in range(min(_MAX_UNFINISHED_TOKENS, len(pending)) + 1):
+            end = len(pending) - num_kept
+            text = self._tokenizer.decode(pending[:end])
+            if not text.endswith("\ufffd"):
+                break
+        # Without a whole place near the end the bytes before it are broken; they come out as what they are.
+        self._pending = pending[end:]
         return text
 
     def finish(self) -> str:
@@ -104,18 +107,9 @@ class TextStream:
         self._pending = ()
         return text
 
-    def _split_tail(self) -> str:
-        """Give out all ids up to the last place where the text is whole."""
-        for end in range(len(self._pending) - 1, 0, -1):
-            text = self._tokenizer.decode(self._pending[:end])
-            if not text.endswith("\ufffd"):
-                self._pending = self._pending[end:]
-                return text
-        return ""
 
-
-_MAX_CHARACTER_TOKENS = 4
-"""A character has at most four bytes, and a token at least one."""
+_MAX_UNFINISHED_TOKENS = 3
+"""A character has at most four bytes, a token at least one, and the last one is what is awaited."""
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
