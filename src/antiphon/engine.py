@@ -21,6 +21,7 @@ from antiphon.core.events import (
     SessionOpened,
     SpeechQueued,
     TurnEnded,
+    TurnInterrupted,
     TurnStarted,
     UnitDecided,
     WindowSlid,
@@ -193,6 +194,23 @@ class Engine:
                 results.append(UnitResult(outcome, speech, tuple(_events(call, outcome, speech, costs))))
         return results
 
+    def interrupt(self, call: Call) -> TurnInterrupted | None:
+        """Stop a call's present answer between units.
+
+        Talker and vocoder forget it, queued speech is void, and the call's next unit closes the turn in the context:
+        what was said until now stays there. Returns None if nothing was being said or played.
+        """
+        mind = call.states.thinker.mind
+        at_s = mind.num_units * UNIT_S
+        turn, is_saying = mind.turn, mind.is_turn_open or mind.is_speaking
+        num_void_samples = call.playback.cut(at_s)
+        if not is_saying and not num_void_samples:
+            return None
+        self._thinker.interrupt(call.states.thinker)
+        self._talker.close(call.states.talker)
+        self._code2wav.reset_turn(call.states.code2wav)
+        return TurnInterrupted(turn, mind.epoch, at_s, num_void_samples)
+
     @property
     def prompt_counts(self) -> PromptCounts:
         """Hits, misses and evictions of shared prompts, and the blocks that they hold."""
@@ -267,6 +285,10 @@ class Call:
         if isinstance(result, AntiphonError):
             raise result
         return result
+
+    def interrupt(self) -> TurnInterrupted | None:
+        """Stop the present answer between units, speech at once. Returns None if nothing was being said."""
+        return self._engine.interrupt(self)
 
     def close(self) -> None:
         """Give everything back; idempotent."""

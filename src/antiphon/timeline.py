@@ -14,6 +14,7 @@ from antiphon.core.events import (
     SessionOpened,
     SpeechQueued,
     TurnEnded,
+    TurnInterrupted,
     TurnStarted,
     UnitDecided,
     WindowSlid,
@@ -57,6 +58,8 @@ class Timeline:
                 self._mark(event.at_s, "turn", f"{event.turn} starts", "cyan")
             case TurnEnded():
                 self._mark(event.at_s, "turn", f"{event.turn} ends", "cyan")
+            case TurnInterrupted():
+                self._mark(event.at_s, "turn", f"{event.turn} is interrupted", "magenta")
             case SpeechQueued():
                 self._spoken_samples += event.num_samples
             case SessionEnded():

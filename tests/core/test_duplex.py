@@ -53,9 +53,13 @@ def test_a_forced_listen_is_done_before_anything_is_sampled() -> None:
         unit.take(A)
 
 
-def test_a_forced_listen_in_an_open_turn_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="leave the turn open"):
-        UnitDecisions(TOKENS, DuplexConfig(), is_turn_open=True, is_forced_listen=True)
+def test_a_forced_listen_closes_an_open_turn_and_hands_nothing_on() -> None:
+    unit = UnitDecisions(TOKENS, DuplexConfig(), is_turn_open=True, is_forced_listen=True)
+    assert unit.fed == [TOKENS.turn_eos]
+    assert unit.closing_ids == (LISTEN, TOKENS.unit_end)
+    assert not unit.is_turn_open
+    assert unit.utterances() == ()
+    assert unit.previous_ids() == ()
 
 
 def test_the_first_decision_opens_the_turn_but_is_never_spoken() -> None:

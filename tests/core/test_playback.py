@@ -41,3 +41,13 @@ def test_speech_never_overlaps_never_waits_without_need_and_never_plays_before_i
         assert start == max(end, now_ms * OUTPUT_RATE_HZ // 1000)
         end = start + num_samples
         assert clock.end_s == end / OUTPUT_RATE_HZ
+
+
+def test_cutting_voids_what_would_have_played_later_and_nothing_else() -> None:
+    clock = PlaybackClock()
+    clock.place(1.0, 36_000)
+    assert clock.cut(2.0) == 12_000
+    assert clock.end_s == 2.0
+    assert clock.cut(2.5) == 0
+    assert clock.end_s == 2.0
+    assert clock.place(3.0, 10) == 72_000

@@ -138,6 +138,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_holds_nothing(
     session = replace(SESSION, window=window)
     state = thinker.stage.open(replace(session, prompt=written(limit)))
     assert state.mind.memory.context.num_tokens == limit
+    assert thinker.hear(state, second(num_pictures=1)).unit == 0
     thinker.stage.close(state)
     with pytest.raises(PromptTooLong, match=f"has {limit + 1} tokens.* takes {limit};"):
         thinker.stage.open(replace(session, prompt=written(limit + 1)))

@@ -64,19 +64,24 @@ class UnitDecisions:
     """One unit's decisions in order: `take` says what to feed for a sampled id, until `is_done`.
 
     The terminator is not fed by itself: `closing_ids` are the unit's last tokens, fed in one forward.
+    A unit that is forced to listen decides nothing; an open turn is closed in it, so that the context shows where the
+    model was interrupted (REFERENCE 4.5, quirk 7).
     """
 
     def __init__(
         self, tokens: DuplexTokens, config: DuplexConfig, *, is_turn_open: bool, is_forced_listen: bool
     ) -> None:
-        assert not (is_turn_open and is_forced_listen), "a forced listen would leave the turn open"
         self._tokens = tokens
         self._max_tokens = config.max_decided_tokens
         self._was_turn_open = is_turn_open
         self.is_turn_open = is_turn_open
         self.fed: list[int] = []
         """Tokens fed so far, without the terminator."""
+        self._is_forced = is_forced_listen
         self._terminator: int | None = tokens.listen if is_forced_listen else None
+        if is_forced_listen and is_turn_open:
+            self.fed.append(tokens.turn_eos)
+            self.is_turn_open = False
 
     @property
     def is_done(self) -> bool:
@@ -112,6 +117,8 @@ class UnitDecisions:
         The first decision is never spoken (REFERENCE quirk 4). A speaking unit always reaches the talker, also with no
         token (8.2); a listening one only if it ended a turn or spoke before it listened.
         """
+        if self._is_forced:
+            return ()  # nobody spoke; whoever interrupts a turn also stops its speech
         fed, turn_eos = self.fed, self._tokens.turn_eos
         utterances: list[Utterance] = []
         start = 1

@@ -75,6 +75,16 @@ class SpeechQueued:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnInterrupted:
+    """The answer was stopped from outside. num_void_samples: queued speech that nobody will hear."""
+
+    turn: int
+    epoch: int
+    at_s: float
+    num_void_samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """code: `completed`, or the code of the error that ended the session."""
 
@@ -83,4 +93,6 @@ class SessionEnded:
     message: str
 
 
-Event = SessionOpened | UnitDecided | WindowSlid | TurnStarted | TurnEnded | SpeechQueued | SessionEnded
+Event = (
+    SessionOpened | UnitDecided | WindowSlid | TurnStarted | TurnEnded | TurnInterrupted | SpeechQueued | SessionEnded
+)

@@ -20,6 +20,13 @@ class PlaybackClock:
         self._end_samples = start_samples + num_samples
         return start_samples
 
+    def cut(self, now_s: float) -> int:
+        """Stop at `now_s`: what would have played later is void. Returns how many samples that is."""
+        now_samples = round(now_s * OUTPUT_RATE_HZ)
+        num_void = max(0, self._end_samples - now_samples)
+        self._end_samples -= num_void
+        return num_void
+
     @property
     def end_s(self) -> float:
         return self._end_samples / OUTPUT_RATE_HZ

@@ -30,7 +30,9 @@ class DeciderState:
     """What the thinker remembers of a session. Owned by Decider.
 
     history: ids that the repetition penalty remembers.
-    turn: number of the present or next answer. num_*: counters that number the next one.
+    is_turn_open: the model has begun an answer and not ended it. is_speaking: some of the turn went to the talker.
+    is_interrupted: the next unit listens and closes the turn.
+    epoch: counts interruptions. turn: number of the present or next answer. num_*: counters that number the next one.
     """
 
     session: ThinkerSession
@@ -38,6 +40,8 @@ class DeciderState:
     text: TextStream
     history: deque[int]
     is_turn_open: bool = False
+    is_speaking: bool = False
+    is_interrupted: bool = False
     epoch: int = 0
     turn: int = 0
     num_units: int = 0
@@ -82,6 +86,14 @@ class Decider:
         yield from state.memory.feed_suffix(suffix)
         return PromptDone(state.memory.context.num_tokens)
 
+    def interrupt(self, state: DeciderState) -> None:
+        """Stop the present answer between units; what was said stays, and the next unit closes the turn."""
+        state.epoch += 1
+        state.is_interrupted = state.is_turn_open
+        state.turn += int(state.is_speaking)
+        state.is_speaking = False
+        state.text.finish()
+
     def decide(self, state: DeciderState, embeds: Tensor) -> DeciderSteps:
         """Run one unit: its input, its decisions, its close, the slide.
 
@@ -93,13 +105,14 @@ class Decider:
             self._special.duplex,
             state.session.duplex,
             is_turn_open=state.is_turn_open,
-            is_forced_listen=unit < state.session.duplex.num_forced_listens,
+            is_forced_listen=state.is_interrupted or unit < state.session.duplex.num_forced_listens,
         )
         hidden = yield from self._run(state, decisions, embeds)
         yield from memory.feed(memory.embed(decisions.closing_ids))
         slide = yield from memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
         state.num_units += 1
         state.is_turn_open = decisions.is_turn_open
+        state.is_interrupted = False
         utterances = decisions.utterances()
         return UnitOutcome(
             unit=unit,
@@ -121,7 +134,7 @@ class Decider:
         memory = state.memory
         states: list[Tensor] = []
         if decisions.is_done:  # forced to listen: nothing is drawn
-            yield from memory.feed(embeds)
+            yield from memory.feed(torch.cat([embeds, memory.embed(tuple(decisions.fed))]))
             return states
         _, chosen = yield from memory.feed_and_draw(embeds, _next_draw(state))
         while (token := _take(state, decisions, chosen)) is not None:
@@ -137,6 +150,7 @@ class Decider:
         address = Address(state.session.session_id, state.epoch, state.turn, state.num_handoffs)
         state.num_handoffs += 1
         state.turn += int(said.ends_turn)
+        state.is_speaking = not said.ends_turn
         rows = [self._network.embed_ids(()), *(hidden[row] for row in said.rows)]
         return Handoff(address, unit, said.token_ids, torch.cat(rows), said.ends_turn)
 

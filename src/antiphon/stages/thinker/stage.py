@@ -115,6 +115,10 @@ class ThinkerStage:
         self._admission.leave(state.session.session_id)
         self.prompts.trim()
 
+    def interrupt(self, state: ThinkerState) -> None:
+        """Stop the session's present answer; between units."""
+        self._decider.interrupt(state.mind)
+
     def run_units(self, units: Sequence[ThinkerUnit]) -> dict[str, UnitOutcome | AntiphonError]:
         """Let sessions live through a second each, together: take it in, decide on it, close the unit, slide.
 
