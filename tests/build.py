@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,10 +14,15 @@ from torch import Tensor
 
 from antiphon.config import SessionConfig
 from antiphon.engine import Call, Engine
-from antiphon.errors import ResourceExhausted
+from antiphon.errors import AntiphonError, ResourceExhausted
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.model import Model, load_model
+from antiphon.stages.stepping import StepLoop, Steps
+
+DrawT = TypeVar("DrawT")
+ChoiceT = TypeVar("ChoiceT")
+ResultT = TypeVar("ResultT")
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_CHECKPOINT = GOLDEN / "endtoend" / "checkpoint"
@@ -58,3 +64,20 @@ def until_full(engine: Engine, session: SessionConfig, voice: Voice) -> Iterator
             yield engine.open(f"caller {number}", session, torch.empty(0), voice)
         except ResourceExhausted:
             return
+
+
+def run_alone(loop: StepLoop[DrawT, ChoiceT, ResultT], steps: Steps[DrawT, ChoiceT, ResultT]) -> ResultT:
+    """The result of a session's work. Raises: what it fails with."""
+    return loop.run("alone", steps, deadline_s=0.0)
+
+
+def run_together(
+    loop: StepLoop[DrawT, ChoiceT, ResultT], works: Iterable[tuple[str, Steps[DrawT, ChoiceT, ResultT]]]
+) -> dict[str, ResultT | AntiphonError]:
+    """What the work of each session came to, all in common steps."""
+    for session_id, steps in works:
+        loop.add(session_id, steps, deadline_s=0.0)
+    ended: dict[str, ResultT | AntiphonError] = {}
+    while not loop.is_idle:
+        ended |= {finished.session_id: finished.result for finished in loop.step()}
+    return ended

@@ -11,7 +11,7 @@ import torch
 
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
-from antiphon.core.window import BasicWindow, OffWindow, SlideMode, WindowPolicy
+from antiphon.core.window import BasicWindow, SlideMode, WindowPolicy
 from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, PromptText, wrap
 
@@ -60,16 +60,14 @@ class SessionConfig:
 
 def check_window(window: WindowPolicy, max_unit_tokens: int, max_position_tokens: int) -> None:
     """Raises: ConfigError if the window reaches beyond the positions of the model, or holds no unit."""
-    match window:
-        case OffWindow(max_tokens=limit) | BasicWindow(high_tokens=limit) if limit > max_position_tokens:
-            raise ConfigError(f"a window of {limit} tokens is over the model's length of {max_position_tokens} tokens")
-        case _ if window.max_prompt_tokens(max_unit_tokens, max_position_tokens) < 0:
-            raise ConfigError(
-                f"a window {window} with units of up to {max_unit_tokens} tokens does not fit into the model's "
-                f"{max_position_tokens} tokens; keep less, or raise the limit"
-            )
-        case _:
-            return
+    peak_tokens = window.peak_tokens(0, max_unit_tokens)
+    if peak_tokens > max_position_tokens:
+        raise ConfigError(
+            f"a window {window} with units of up to {max_unit_tokens} tokens holds {peak_tokens} tokens and is over "
+            f"the model's length of {max_position_tokens} tokens; keep less"
+        )
+    if window.max_prompt_tokens(max_unit_tokens, max_position_tokens) < 0:
+        raise ConfigError(f"a window {window} has no room for a unit of up to {max_unit_tokens} tokens; keep more")
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,8 +7,9 @@ tests/test_engine.py and the golden kind endtoend.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -41,11 +42,11 @@ from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.stage import Code2WavStage
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.paged import CacheConfig
-from antiphon.stages.talker.stage import TalkerStage, TalkerSteps
+from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState, ThinkerUnit
+from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState
 from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import OUTPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
 
@@ -116,6 +117,7 @@ class Engine:
         self._talker = TalkerStage(model.talker, _cache(config, talker_tokens, num_segments=1))
         self._synthesizer = MelSynthesizer(model.flow, flow_noise, NUM_FLOW_STEPS)
         self._code2wav = Code2WavStage(self._synthesizer, Vocoder(model.hift))
+        self._on_their_way: dict[str, _Second] = {}
 
     @staticmethod
     def load(checkpoint: Checkpoint, tokenizer: TextTokenizer, config: EngineConfig, session: SessionConfig) -> Engine:
@@ -169,30 +171,68 @@ class Engine:
         )
         return Call(self, CallStates(thinker, talker, self._code2wav.open(voice, noise)), opened)
 
-    def run_units(self, seconds: Sequence[tuple[Call, UnitInput]]) -> list[UnitResult | AntiphonError]:
-        """Let different calls live through one second each, together.
+    @property
+    def is_idle(self) -> bool:
+        """No second of any call is on its way."""
+        return not self._on_their_way
 
-        Returns one result per call, in order. A call with AudioError, ImageError or InputError is as before; one with
-        any other error is over. Nobody's error touches another call.
+    def start_unit(self, call: Call, heard: UnitInput) -> None:
+        """Let a call live through one second; `step` returns what it came to.
+
+        Raises: AudioError, ImageError or InputError for bad input, with the call as before;
+        ContextLengthExceeded when the window is off and the context full: the call is over then.
         """
+        assert call.session_id not in self._on_their_way, f"a second of {call.session_id} is on its way already"
+        if heard.samples.shape != (UNIT_SAMPLES,):
+            raise AudioError(f"a unit is {UNIT_SAMPLES} samples of one channel, got shape {tuple(heard.samples.shape)}")
         timer = _Timer(self._clock)
-        outcomes = self._hear(seconds)
-        thinker_ms = timer.lap_ms()
-        chunks = self._say([call for call, _ in seconds], outcomes)
-        talker_ms = timer.lap_ms()
-        results: list[UnitResult | AntiphonError] = []
-        for call, _ in seconds:
-            outcome, spoken = outcomes[call.session_id], chunks[call.session_id]
+        self._thinker.start_unit(call.states.thinker, heard, deadline_s=call.playback.end_s)
+        self._on_their_way[call.session_id] = _Second(call, timer)
+
+    def step(self) -> list[tuple[Call, UnitResult | AntiphonError]]:
+        """One step of each stage for the most urgent calls. Returns the seconds that came to their end.
+
+        A call whose second ended with an error is over. Nobody's error touches another call.
+        """
+        ended: list[tuple[Call, UnitResult | AntiphonError]] = []
+        for session_id, outcome in self._thinker.step().items():
+            second = self._on_their_way[session_id]
             if isinstance(outcome, AntiphonError):
-                results.append(outcome)
-            elif isinstance(spoken, AntiphonError):
-                results.append(spoken)
+                ended.append((second.call, outcome))
             else:
-                at_s = (outcome.unit + 1) * UNIT_S
-                speech = tuple(self._speak(call, chunk, at_s) for chunk in spoken)
-                costs = UnitCosts(thinker_ms, talker_ms, code2wav_ms=timer.lap_ms())
-                results.append(UnitResult(outcome, speech, tuple(_events(call, outcome, speech, costs))))
-        return results
+                second.outcomes.append((outcome, second.timer.lap_ms()))
+                talker = second.call.states.talker
+                self._talker.start(talker, outcome.handoffs, deadline_s=second.call.playback.end_s)
+        for session_id, chunks in self._talker.step().items():
+            second = self._on_their_way[session_id]
+            if isinstance(chunks, AntiphonError):
+                ended.append((second.call, chunks))
+            else:
+                second.talker_ms = second.timer.lap_ms()
+                second.unspoken += chunks
+                second.is_decided = True
+        self._speak_most_urgent()
+        complete = [second for second in self._on_their_way.values() if second.is_decided and not second.unspoken]
+        ended += ((second.call, second.result()) for second in complete)
+        for call, _ in ended:
+            del self._on_their_way[call.session_id]
+        return ended
+
+    def run_units(self, seconds: Sequence[tuple[Call, UnitInput]]) -> list[UnitResult | AntiphonError]:
+        """Let different calls live through one second each, together, and wait for all; nothing else may be on its way.
+
+        Returns one result per call, in order, as `start_unit` raises and `step` returns them.
+        """
+        assert self.is_idle, f"seconds of {sorted(self._on_their_way)} are on their way"
+        results: dict[str, UnitResult | AntiphonError] = {}
+        for call, heard in seconds:
+            try:
+                self.start_unit(call, heard)
+            except AntiphonError as error:
+                results[call.session_id] = error
+        while not self.is_idle:
+            results |= {call.session_id: result for call, result in self.step()}
+        return [results[call.session_id] for call, _ in seconds]
 
     def interrupt(self, call: Call) -> TurnInterrupted | None:
         """Stop a call's present answer between units.
@@ -218,39 +258,23 @@ class Engine:
 
     def close(self, call: Call) -> None:
         """End a call wherever it is and give everything back; idempotent."""
+        self._on_their_way.pop(call.session_id, None)
         self._thinker.close(call.states.thinker)
         self._talker.close(call.states.talker)
         self._code2wav.reset_turn(call.states.code2wav)
 
-    def _hear(self, seconds: Sequence[tuple[Call, UnitInput]]) -> dict[str, UnitOutcome | AntiphonError]:
-        """What the thinker makes of each call's second, by session id."""
-        refused: dict[str, UnitOutcome | AntiphonError] = {}
-        units: list[ThinkerUnit] = []
-        for call, heard in seconds:
-            if heard.samples.shape == (UNIT_SAMPLES,):
-                units.append(ThinkerUnit(call.states.thinker, heard, deadline_s=call.playback.end_s))
-            else:
-                refused[call.session_id] = AudioError(
-                    f"a unit is {UNIT_SAMPLES} samples of one channel, got shape {tuple(heard.samples.shape)}"
-                )
-        return refused | self._thinker.run_units(units)
-
-    def _say(
-        self, calls: Sequence[Call], outcomes: Mapping[str, UnitOutcome | AntiphonError]
-    ) -> dict[str, tuple[CodecChunk, ...] | AntiphonError]:
-        """The codec tokens of each call's words, by session id."""
-        works: list[tuple[str, TalkerSteps[tuple[CodecChunk, ...]], float]] = []
-        for call in calls:
-            outcome = outcomes[call.session_id]
-            handoffs = () if isinstance(outcome, AntiphonError) else outcome.handoffs
-            works.append((call.session_id, self._talker.speak(call.states.talker, handoffs), call.playback.end_s))
-        return self._talker.loop.run_all(works)
-
-    def _speak(self, call: Call, chunk: CodecChunk, at_s: float) -> Speech:
+    def _speak_most_urgent(self) -> None:
+        """Render one chunk: the first of a turn before all others, then whose listener runs dry first."""
+        waiting = [second for second in self._on_their_way.values() if second.unspoken]
+        if not waiting:
+            return
+        second = min(waiting, key=lambda one: (not one.unspoken[0].is_first_of_turn, one.call.playback.end_s))
+        call, chunk = second.call, second.unspoken.popleft()
         samples = self._code2wav.speak(
             call.states.code2wav, chunk.codec_tokens, is_turn_end=chunk.ends_turn, is_flush=chunk.is_first_of_turn
         ).cpu()
-        return Speech(chunk, at_s, call.playback.place(at_s, samples.numel()), samples)
+        at_s = (chunk.unit + 1) * UNIT_S
+        second.speech.append(Speech(chunk, at_s, call.playback.place(at_s, samples.numel()), samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +319,27 @@ class Call:
         self._engine.close(self)
 
 
+@dataclass(slots=True)
+class _Second:
+    """A second of a call on its way through the stages; the outcome and its cost are there once the thinker is done.
+
+    unspoken: chunks that wait for the vocoder. is_decided: no more will come.
+    """
+
+    call: Call
+    timer: _Timer
+    outcomes: list[tuple[UnitOutcome, float]] = field(default_factory=list)
+    talker_ms: float = 0.0
+    unspoken: deque[CodecChunk] = field(default_factory=deque)
+    speech: list[Speech] = field(default_factory=list)
+    is_decided: bool = False
+
+    def result(self) -> UnitResult:
+        ((outcome, thinker_ms),) = self.outcomes
+        costs = UnitCosts(thinker_ms, self.talker_ms, code2wav_ms=self.timer.lap_ms())
+        return UnitResult(outcome, tuple(self.speech), tuple(_events(self.call, outcome, self.speech, costs)))
+
+
 def _prompt_limits(config: EngineConfig) -> PromptLimits:
     return PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
 
@@ -331,7 +376,7 @@ class _Timer:
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """Computing time of a unit; calls that run together share thinker and talker."""
+    """Time that a unit spent in each stage; calls that are on their way together share it."""
 
     thinker_ms: float
     talker_ms: float

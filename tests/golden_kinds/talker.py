@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+import build
 from antiphon.core.codec_buffer import CodecBuffer
 from antiphon.core.messages import Address, Handoff
 from antiphon.core.sampling import CodecSampling, Draws
@@ -130,7 +131,7 @@ class Dialogue:
         before = self._spoken.context.num_tokens
         compared.equal(before, unit.text_start_pos)
         handoff = Handoff(Address(KIND, 0, 0, 0), 0, tuple(unit.ids), hidden, unit.end_of_turn)
-        (chunk,) = self._stage.loop.run(self._stage.speak(self._spoken, [handoff]))
+        (chunk,) = build.run_alone(self._stage.loop, self._stage.speak(self._spoken, [handoff]))
         self._spoken.context.check()
         compared.equal(chunk.codec_tokens, unit.new_tokens)
         compared.equal(chunk.is_first_of_turn, unit.force_flush)
@@ -148,7 +149,7 @@ class Dialogue:
         compared.equal(condition.shape[0], unit.condition_len)
         compared.close(condition, want["condition"], scaled(TOLERANCE, want["condition"]))
         compared.equal(state.context.num_tokens, unit.kv_len_before)
-        steps = self._codes.run(self._stage.codes(state, condition, min_tokens=unit.min_new_tokens))
+        steps = build.run_alone(self._codes, self._stage.codes(state, condition, min_tokens=unit.min_new_tokens))
         states = torch.stack([step.hidden for step in steps])
         logits = self._network.logits(states)
         compared.equal([step.token for step in steps], unit.sampled)

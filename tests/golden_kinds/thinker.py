@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+import build
 from antiphon.core.context import Slide
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import Draws, TextSampling
@@ -172,12 +173,12 @@ def _window(model: Model, name: str, case: WindowCase, slide: SlideMode, want: M
     loop = StepLoop(decoder, TextChooser(model.network, model.tokenizer.special))
 
     def feed(embeds: Tensor) -> Tensor:
-        fed = loop.run(memory.feed(embeds))
+        fed = build.run_alone(loop, memory.feed(embeds))
         assert isinstance(fed, Tensor)
         return fed
 
-    loop.run(memory.feed_prompt(want["prefix_embeds"]))
-    loop.run(memory.feed_suffix(model.tokenizer.encode(case.suffix)))
+    build.run_alone(loop, memory.feed_prompt(want["prefix_embeds"]))
+    build.run_alone(loop, memory.feed_suffix(model.tokenizer.encode(case.suffix)))
     special = model.tokenizer.special.duplex
     states: list[Tensor] = []
     num_slides = row = 0
@@ -189,7 +190,7 @@ def _window(model: Model, name: str, case: WindowCase, slide: SlideMode, want: M
         feed(memory.embed((special.unit_end,)))
         compared.equal(memory.context.num_tokens, unit.cache_before)
         words = () if unit.listen else model.tokenizer.text_ids(tuple(unit.tokens[1:]))
-        num_slides += loop.run(memory.close_unit(number, words)) is not None
+        num_slides += build.run_alone(loop, memory.close_unit(number, words)) is not None
         memory.context.check()
         compared.equal(memory.context.num_tokens, unit.cache_after)
         compared.equal([record.unit for record in memory.context.units], unit.retained_units)
@@ -274,11 +275,11 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
     )
     state = decider.open(session, MAX_TOKENS)
     prefix, suffix = (model.tokenizer.encode(text) for text in (case.prefix, case.suffix))
-    decider.loop.run(decider.prompt(state, state.memory.embed(prefix), suffix))
+    build.run_alone(decider.loop, decider.prompt(state, state.memory.embed(prefix), suffix))
     conditions: list[Tensor] = []
     for unit, embeds in zip(case.units, want["unit_embeds"].chunk(len(case.units)), strict=True):
         start = state.memory.embed((model.tokenizer.special.duplex.unit_start,))
-        outcome = decider.loop.run(decider.decide(state, torch.cat([start, embeds])))
+        outcome = build.run_alone(decider.loop, decider.decide(state, torch.cat([start, embeds])))
         assert isinstance(outcome, UnitOutcome)
         _compare_unit(compared, model, outcome, unit)
         if not unit.is_listen:

@@ -18,16 +18,8 @@ from torch import nn
 from antiphon.errors import CheckpointError
 from antiphon.inspection import Inspection, inspect, render
 from antiphon.models.minicpmo.checkpoint import WeightFile, open_checkpoint
-from antiphon.models.minicpmo.config import (
-    AudioConfig,
-    DecoderConfig,
-    TalkerConfig,
-    ThinkerConfig,
-    VisionConfig,
-)
-from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
-from antiphon.models.minicpmo.hift_config import HiftConfig
-from antiphon.models.minicpmo.model import Model, ModelConfig, build_model
+from antiphon.models.minicpmo.model import Model, build_model
+from antiphon.models.minicpmo.released import RELEASED
 from build import CPU, GOLDEN_CHECKPOINT, Tensors, copied_checkpoint, edit_main, edit_pickle, model
 
 VOCODER = Path("assets/token2wav")
@@ -282,22 +274,6 @@ def test_inspection_of_an_incomplete_checkpoint_shows_what_is_wrong(folder: Path
     assert "flow.pt:encoder_proj.bias" in text
     assert "resampler.proj [2, 3] instead of [128, 128]" in text
     assert "complete" not in text
-
-
-RELEASED = ModelConfig(
-    thinker=ThinkerConfig(DecoderConfig(4096, 36, 32, 8, 128, 12288, 1e6, 1e-6, has_qk_norm=True), 151748, 40960),
-    vision=VisionConfig(1152, 27, 16, 4304, 14, 3, 980, 1e-6, 64, 448, 4096, 16),
-    num_vision_layers=27,
-    audio=AudioConfig(1024, 24, 16, 4096, 80, 1500, 5, 1.0, 4096),
-    talker=TalkerConfig(
-        DecoderConfig(768, 20, 12, 12, 64, 3072, 1e4, 1e-6, has_qk_norm=False), 4096, 152064, 6562, 151687, 4096
-    ),
-    flow=FlowConfig(
-        6561, 80, 192, 0.7, EncoderConfig(512, 6, 4, 8, 2048, 3, 2), EstimatorConfig(320, 512, 16, 8, 64, 2048)
-    ),
-    hift=HiftConfig(80, 512, 9, 512, 5, (16, 11, 7), (7, 7, 11), (3, 7, 11)),
-)
-"""REFERENCE 1."""
 
 
 def test_the_released_sizes_give_the_released_tensors() -> None:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+import build
 from antiphon.core.context import Segment
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ContextLengthExceeded, ResourceExhausted
@@ -89,7 +90,7 @@ def played(decoder: PagedDecoder, steps: MemorySteps[ResultT]) -> ResultT:
         raise AssertionError(f"{len(draws)} draws from {tuple(states.shape)}")
 
     loop: StepLoop[TextDraw, Chosen, ResultT] = StepLoop(decoder, nothing)
-    return loop.run(steps)
+    return build.run_alone(loop, steps)
 
 
 @dataclass(slots=True)

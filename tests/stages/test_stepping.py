@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import build
 from antiphon.core.context import Context
 from antiphon.core.window import SlideMode
-from antiphon.errors import AntiphonError, InputError
+from antiphon.errors import InputError
 from antiphon.models.minicpmo.checkpoint import Part, WeightFile
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.decoder import Decoder
@@ -90,7 +91,7 @@ def new_context(decoder: PagedDecoder) -> Context:
 def alone(network: Decoder, script: Script) -> list[int]:
     decoder = new_decoder(network)
     loop: Loop = StepLoop(decoder, choose)
-    return loop.run(script.work(new_context(decoder)))
+    return build.run_alone(loop, script.work(new_context(decoder)))
 
 
 def drain(loop: Loop) -> Iterator[Finished[list[int]]]:
@@ -110,8 +111,7 @@ def test_a_session_in_a_crowd_draws_what_it_draws_alone(network: Decoder, crowd:
     decoder = new_decoder(network)
     loop: Loop = StepLoop(decoder, choose)
     contexts = [new_context(decoder) for _ in crowd]
-    works = [(str(i), script.work(contexts[i]), float(i % 3)) for i, script in enumerate(crowd)]
-    together = loop.run_all(works)
+    together = build.run_together(loop, ((str(i), script.work(contexts[i])) for i, script in enumerate(crowd)))
     for number, script in enumerate(crowd):
         assert together[str(number)] == pytest.approx(alone(network, script), abs=1)
     for context in contexts:
@@ -123,7 +123,8 @@ def test_one_that_fails_ends_with_its_error_and_the_others_go_on(network: Decode
     decoder = new_decoder(network)
     loop: Loop = StepLoop(decoder, choose)
     good, bad = Script(1, (5, 1, 1, 1)), Script(2, (3, 1, 1, 1), fails_after=2)
-    ends = loop.run_all((name, s.work(new_context(decoder)), 0.0) for name, s in (("good", good), ("bad", bad)))
+    works = ((name, s.work(new_context(decoder))) for name, s in (("good", good), ("bad", bad)))
+    ends = build.run_together(loop, works)
     assert isinstance(ends["bad"], InputError)
     assert ends["good"] == alone(network, good)
 
@@ -131,10 +132,12 @@ def test_one_that_fails_ends_with_its_error_and_the_others_go_on(network: Decode
 def test_one_that_fails_before_its_first_row_never_enters_a_step(network: Decoder) -> None:
     decoder = new_decoder(network)
     loop: Loop = StepLoop(decoder, choose)
-    finished = loop.add("bad", Script(1, (3,), fails_after=0).work(new_context(decoder)), deadline_s=0.0)
-    assert finished is not None
+    context = new_context(decoder)
+    loop.add("bad", Script(1, (3,), fails_after=0).work(context), deadline_s=0.0)
+    (finished,) = loop.step()
     assert isinstance(finished.result, InputError)
     assert loop.is_idle
+    assert context.num_tokens == 0
 
 
 @pytest.mark.parametrize("num_steps_before", range(5))
@@ -199,7 +202,7 @@ def test_a_failure_of_work_run_alone_is_raised(network: Decoder) -> None:
     decoder = new_decoder(network)
     loop: Loop = StepLoop(decoder, choose)
     with pytest.raises(InputError, match="gives up"):
-        loop.run(Script(3, (2, 2), fails_after=1).work(new_context(decoder)))
+        build.run_alone(loop, Script(3, (2, 2), fails_after=1).work(new_context(decoder)))
 
 
 def test_work_that_needs_no_step_ends_at_once(network: Decoder) -> None:
@@ -209,6 +212,19 @@ def test_work_that_needs_no_step_ends_at_once(network: Decoder) -> None:
         return []
         yield
 
-    finished = loop.add("a", nothing(), 0.0)
-    assert finished == Finished("a", [])
-    assert not isinstance(finished.result, AntiphonError)
+    loop.add("a", nothing(), 0.0)
+    assert loop.step() == (Finished("a", []),)
+    loop.add("a", nothing(), 0.0)
+    loop.cancel("a")
+    assert loop.step() == ()
+
+
+def test_work_that_is_driven_to_its_end_takes_others_along_and_keeps_their_ends(network: Decoder) -> None:
+    decoder = new_decoder(network)
+    loop: Loop = StepLoop(decoder, choose)
+    short, long = Script(1, (3, 1)), Script(2, (4, 1, 1, 1, 1))
+    loop.add("short", short.work(new_context(decoder)), 0.0)
+    assert loop.run("long", long.work(new_context(decoder)), 0.0) == alone(network, long)
+    assert not loop.is_idle
+    assert loop.step() == (Finished("short", alone(network, short)),)
+    assert loop.is_idle

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import build
 from antiphon.core.messages import Address, CodecChunk, Handoff
 from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.errors import AntiphonError, ResourceExhausted
@@ -69,7 +70,7 @@ def handoff(num_tokens: int = 3, *, unit: int = 0, ends_turn: bool = False) -> H
 
 
 def speak(talker: TalkerStage, state: TalkerState, said: Handoff[Tensor]) -> CodecChunk:
-    (chunk,) = talker.loop.run(talker.speak(state, [said]))
+    (chunk,) = build.run_alone(talker.loop, talker.speak(state, [said]))
     return chunk
 
 
@@ -233,7 +234,8 @@ def test_sessions_that_speak_together_say_what_each_says_alone() -> None:
     together: list[list[tuple[int, ...]]] = [[] for _ in seeds]
     for unit in range(4):
         heard = handoff(2 + unit % 3, unit=unit, ends_turn=unit == 3)
-        ends = talker.loop.run_all((str(seed), talker.speak(states[seed], [heard]), 0.0) for seed in seeds)
+        works = ((str(seed), talker.speak(states[seed], [heard])) for seed in seeds)
+        ends = build.run_together(talker.loop, works)
         for seed in seeds:
             chunks = ends[str(seed)]
             assert not isinstance(chunks, AntiphonError)

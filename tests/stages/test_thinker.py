@@ -28,7 +28,7 @@ from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import PromptLimits, ThinkerStage, ThinkerState, ThinkerUnit
+from antiphon.stages.thinker.stage import PromptLimits, ThinkerStage, ThinkerState
 from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import UNIT_SAMPLES
 from build import GOLDEN_CHECKPOINT, model
@@ -85,10 +85,12 @@ class Thinker:
 
     def hear(self, state: ThinkerState, heard: UnitInput) -> UnitOutcome:
         """One second of one session. Raises: what it fails with."""
-        (end,) = self.stage.run_units([ThinkerUnit(state, heard, deadline_s=0.0)]).values()
-        if isinstance(end, AntiphonError):
-            raise end
-        return end
+        self.stage.start_unit(state, heard, deadline_s=0.0)
+        while True:
+            for end in self.stage.step().values():
+                if isinstance(end, AntiphonError):
+                    raise end
+                return end
 
     def check_empty(self) -> None:
         """Nobody holds a block, and the whole cache can be reserved again."""
@@ -193,9 +195,13 @@ def test_a_bad_second_is_refused_and_the_session_goes_on_as_if_it_had_not_come(
 def test_a_bad_second_is_its_own_sessions_business(thinker: Thinker) -> None:
     states = [thinker.stage.open(replace(SESSION, session_id=name, seed=3)) for name in ("good", "bad", "twin")]
     bad, _ = BAD_SECONDS["not finite"]
-    seconds = [second(), bad, second()]
-    ends = thinker.stage.run_units([ThinkerUnit(s, heard, 0.0) for s, heard in zip(states, seconds, strict=True)])
-    assert isinstance(ends["bad"], AudioError)
+    thinker.stage.start_unit(states[0], second(), 0.0)
+    with pytest.raises(AudioError):
+        thinker.stage.start_unit(states[1], bad, 0.0)
+    thinker.stage.start_unit(states[2], second(), 0.0)
+    ends: dict[str, UnitOutcome | AntiphonError] = {}
+    while len(ends) < 2:
+        ends |= thinker.stage.step()
     assert isinstance(ends["good"], UnitOutcome)
     assert isinstance(ends["twin"], UnitOutcome)
     assert ends["good"].token_ids == ends["twin"].token_ids

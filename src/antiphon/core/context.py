@@ -128,6 +128,7 @@ class Context:
     def append_suffix(self, suffix: tuple[int, ...]) -> Placement:
         """Place the private segment that `previous` will share with `suffix` (context mode)."""
         assert len(self._anchor) <= 1, "a context has one suffix"
+        assert not self._ring.num_tokens, "the anchor cannot grow under units but by a slide"
         prompt, private = self._anchor[0] if self._anchor else Segment(), Segment()
         placement = self._append(private, len(suffix), key_shift=0)
         self._anchor, self._suffix = [prompt, private], suffix

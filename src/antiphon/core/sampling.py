@@ -52,3 +52,11 @@ class CodecSampling:
     temperature: float = 0.8
     repetition_penalty: float = 1.05
     repetition_window_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ConfigError(f"the codec temperature must be above 0, got {self.temperature}")
+        if self.repetition_penalty <= 0:
+            raise ConfigError(f"the codec repetition penalty must be above 0, got {self.repetition_penalty}")
+        if self.repetition_window_tokens < 1:
+            raise ConfigError(f"the codec repetition window holds at least 1, got {self.repetition_window_tokens}")

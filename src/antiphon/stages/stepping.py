@@ -8,7 +8,7 @@ tests/stages/test_stepping.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -76,15 +76,15 @@ class StepLoop(Generic[DrawT, ChoiceT, ResultT]):
         self._choose = choose
         self._active: dict[str, _Active[DrawT, ChoiceT, ResultT]] = {}
         self._num_added = 0
+        # What ended without a step, or while `run` was driving other work; the next step returns it.
+        self._ended: list[Finished[ResultT]] = []
 
     @property
     def is_idle(self) -> bool:
-        return not self._active
+        return not self._active and not self._ended
 
-    def add(
-        self, session_id: str, steps: Steps[DrawT, ChoiceT, ResultT], deadline_s: float
-    ) -> Finished[ResultT] | None:
-        """Start a session's work; returns its end at once if it needs no step.
+    def add(self, session_id: str, steps: Steps[DrawT, ChoiceT, ResultT], deadline_s: float) -> None:
+        """Start a session's work; `step` returns its end.
 
         deadline_s: when the audio that depends on it must exist, on the engine's clock.
         """
@@ -92,21 +92,41 @@ class StepLoop(Generic[DrawT, ChoiceT, ResultT]):
         try:
             request = next(steps)
         except StopIteration as done:
-            return Finished(session_id, done.value)
+            self._ended.append(Finished(session_id, done.value))
         except AntiphonError as error:
-            return Finished(session_id, error)
-        self._active[session_id] = _Active(session_id, steps, request, deadline_s, self._num_added)
-        self._num_added += 1
-        return None
+            self._ended.append(Finished(session_id, error))
+        else:
+            self._active[session_id] = _Active(session_id, steps, request, deadline_s, self._num_added)
+            self._num_added += 1
 
     def cancel(self, session_id: str) -> None:
         """Forget a session's work, wherever it is; idempotent. What it holds is its owner's to free."""
         active = self._active.pop(session_id, None)
         if active is not None:
             active.steps.close()
+        self._ended = [finished for finished in self._ended if finished.session_id != session_id]
 
     def step(self) -> tuple[Finished[ResultT], ...]:
         """One forward pass for the most urgent rows. Returns the work that came to its end."""
+        ended, self._ended = self._ended, []
+        return (*ended, *self._step())
+
+    def run(self, session_id: str, steps: Steps[DrawT, ChoiceT, ResultT], deadline_s: float) -> ResultT:
+        """Drive one piece of work to its end; the work of others goes on in the same steps.
+
+        Raises: what it fails with.
+        """
+        self.add(session_id, steps, deadline_s)
+        while True:
+            for finished in self._ended:
+                if finished.session_id == session_id:
+                    self._ended.remove(finished)
+                    if isinstance(finished.result, AntiphonError):
+                        raise finished.result
+                    return finished.result
+            self._ended += self._step()
+
+    def _step(self) -> tuple[Finished[ResultT], ...]:
         waiting = tuple(self._active.values())
         plan = schedule(
             [Waiting(len(a.request.row.placement.slots), a.deadline_s, a.order) for a in waiting], MAX_STEP_TOKENS
@@ -125,24 +145,6 @@ class StepLoop(Generic[DrawT, ChoiceT, ResultT]):
         replies = [Reply(part, choices.get(index)) for index, part in enumerate(parts)]
         ended = (self._advance(active, reply) for active, reply in zip(chosen, replies, strict=True))
         return tuple(finished for finished in ended if finished is not None)
-
-    def run_all(
-        self, works: Iterable[tuple[str, Steps[DrawT, ChoiceT, ResultT], float]]
-    ) -> dict[str, ResultT | AntiphonError]:
-        """Drive (session id, work, deadline) triples to their ends together; nothing else may be at work."""
-        assert self.is_idle, f"sessions {sorted(self._active)} are at work"
-        added = [self.add(session_id, steps, deadline_s) for session_id, steps, deadline_s in works]
-        ends = [finished for finished in added if finished is not None]
-        while not self.is_idle:
-            ends += self.step()
-        return {finished.session_id: finished.result for finished in ends}
-
-    def run(self, steps: Steps[DrawT, ChoiceT, ResultT]) -> ResultT:
-        """Drive one piece of work to its end, alone. Raises: what it fails with."""
-        (result,) = self.run_all([("alone", steps, 0.0)]).values()
-        if isinstance(result, AntiphonError):
-            raise result
-        return result
 
     def _advance(self, active: _Active[DrawT, ChoiceT, ResultT], reply: Reply[ChoiceT]) -> Finished[ResultT] | None:
         try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from antiphon.core.context import Context
 from antiphon.core.messages import CodecChunk, Handoff
 from antiphon.core.window import BasicWindow, SlideMode
+from antiphon.errors import AntiphonError
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
 from antiphon.stages.stepping import Request, StepLoop, Steps
@@ -55,14 +56,23 @@ class TalkerStage:
         return TalkerState(session, Context(self.decoder.pool, SlideMode.ROTATE_QUERY, max_tokens))
 
     def close(self, state: TalkerState) -> None:
-        """Give the session's blocks back; idempotent."""
+        """Stop the session's work, forget its turn and give its blocks back; idempotent. It may speak again."""
+        self.loop.cancel(state.session.session_id)
         state.context.free()
 
-    def speak(self, state: TalkerState, handoffs: Sequence[Handoff[Tensor]]) -> TalkerSteps[tuple[CodecChunk, ...]]:
-        """The codec tokens of a unit's handoffs, one chunk for each, in order.
+    def start(self, state: TalkerState, handoffs: Sequence[Handoff[Tensor]], deadline_s: float) -> None:
+        """Speak a unit's handoffs, one chunk for each, in order; `step` returns them.
 
-        Raises: ResourceExhausted; the session must end then.
+        deadline_s: when their audio must exist, on the engine's clock.
         """
+        self.loop.add(state.session.session_id, self.speak(state, handoffs), deadline_s)
+
+    def step(self) -> dict[str, tuple[CodecChunk, ...] | AntiphonError]:
+        """One forward pass for the most urgent sessions. Returns the chunks of those that are done, by session id."""
+        return {finished.session_id: finished.result for finished in self.loop.step()}
+
+    def speak(self, state: TalkerState, handoffs: Sequence[Handoff[Tensor]]) -> TalkerSteps[tuple[CodecChunk, ...]]:
+        """The codec tokens of a unit's handoffs. Raises: ResourceExhausted; the session must end then."""
         chunks: list[CodecChunk] = []
         for handoff in handoffs:
             chunks.append((yield from self._speak(state, handoff)))

@@ -6,7 +6,6 @@ Joins `Senses` and `Decider`. Source: REFERENCE 4. Shown by tests/stages/test_th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from antiphon.core.prompts import PromptStore
 from antiphon.errors import AntiphonError, ContextLengthExceeded, InputError, PromptTooLong
 from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.stages.paged import CacheConfig
-from antiphon.stages.thinker.decider import Decider, DeciderState, DeciderSteps
+from antiphon.stages.thinker.decider import Decider, DeciderState
 from antiphon.stages.thinker.senses import Senses, SensesState
 from antiphon.stages.thinker.state import PromptDone, ThinkerSession, UnitInput, UnitOutcome
 
@@ -44,15 +43,6 @@ class PromptParts:
     prefix_ids: tuple[int, ...]
     shared_suffix_ids: tuple[int, ...]
     private_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkerUnit:
-    """A second that a session lives through. deadline_s: when its audio must exist, on the engine's clock."""
-
-    state: ThinkerState
-    heard: UnitInput
-    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,8 @@ class ThinkerStage:
         try:
             if stored is not None:
                 context.adopt_prompt(stored)
-            self._decider.loop.run(self._decider.prompt(state.mind, embeds, prompt.private_ids))
+            work = self._decider.prompt(state.mind, embeds, prompt.private_ids)
+            self._decider.loop.run(session.session_id, work, deadline_s=0.0)
         except BaseException:
             self.close(state)
             if stored is None:
@@ -119,24 +110,22 @@ class ThinkerStage:
         """Stop the session's present answer; between units."""
         self._decider.interrupt(state.mind)
 
-    def run_units(self, units: Sequence[ThinkerUnit]) -> dict[str, UnitOutcome | AntiphonError]:
-        """Let sessions live through a second each, together: take it in, decide on it, close the unit, slide.
+    def start_unit(self, state: ThinkerState, heard: UnitInput, deadline_s: float) -> None:
+        """Let a session live through a second: decide on it, close the unit, slide. `step` returns what it came to.
 
-        Returns by session id. A session that failed with AudioError, ImageError, InputError or ContextLengthExceeded
-        has nothing of the unit in its context; one that failed otherwise must end.
+        deadline_s: when its audio must exist, on the engine's clock.
+        Raises: AudioError, ImageError, InputError or ContextLengthExceeded; nothing of the unit is in the context then.
         """
-        failed: dict[str, UnitOutcome | AntiphonError] = {}
-        works: list[tuple[str, DeciderSteps, float]] = []
-        for unit in units:
-            session_id = unit.state.session.session_id
-            try:
-                embeds = self._embed_unit(unit.state, unit.heard)
-            except AntiphonError as error:
-                failed[session_id] = error
-            else:
-                works.append((session_id, self._decider.decide(unit.state.mind, embeds), unit.deadline_s))
-        ended = self._decider.loop.run_all(works)
-        return failed | {session_id: end for session_id, end in ended.items() if not isinstance(end, PromptDone)}
+        work = self._decider.decide(state.mind, self._embed_unit(state, heard))
+        self._decider.loop.add(state.session.session_id, work, deadline_s)
+
+    def step(self) -> dict[str, UnitOutcome | AntiphonError]:
+        """One forward pass for the most urgent sessions. Returns the units that came to their end, by session id.
+
+        A session whose unit ended with an error is over.
+        """
+        ended = {finished.session_id: finished.result for finished in self._decider.loop.step()}
+        return {session_id: end for session_id, end in ended.items() if not isinstance(end, PromptDone)}
 
     def _embed_unit(self, state: ThinkerState, heard: UnitInput) -> Tensor:
         """Check a second and turn it into embeddings, [n, hidden]."""
