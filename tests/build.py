@@ -18,7 +18,10 @@ from antiphon.errors import AntiphonError, ResourceExhausted
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.model import Model, load_model
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.stepping import StepLoop, Steps
+from antiphon.stages.thinker.state import UnitInput
+from antiphon.units import MEL_FRAMES_PER_CODEC_TOKEN, UNIT_SAMPLES
 
 DrawT = TypeVar("DrawT")
 ChoiceT = TypeVar("ChoiceT")
@@ -55,6 +58,18 @@ def edit_pickle(file: Path, edit: Callable[[Tensors], object]) -> None:
     tensors: Tensors = torch.load(file, weights_only=True)
     edit(tensors)
     torch.save(tensors, file)
+
+
+def voice(engine: Engine, num_tokens: int = 30, seed: int = 1) -> Voice:
+    """A voice of random numbers, `num_tokens` codec tokens long."""
+    generator = torch.Generator().manual_seed(seed)
+    mel = torch.randn(MEL_FRAMES_PER_CODEC_TOKEN * num_tokens, engine.num_mel_bins, generator=generator)
+    return engine.build_voice(VoicePrompt(tuple(range(num_tokens)), mel, torch.randn(192, generator=generator)))
+
+
+def second(seed: int) -> UnitInput:
+    """A second of quiet noise without pictures."""
+    return UnitInput(0.05 * torch.randn(UNIT_SAMPLES, generator=torch.Generator().manual_seed(seed)), ())
 
 
 def until_full(engine: Engine, session: SessionConfig, voice: Voice) -> Iterator[Call]:

@@ -91,9 +91,10 @@ def test_the_same_weights_are_drawn_every_time(
 
 
 def test_what_is_there_is_left_alone(tiny_checkpoint: Path, small: ModelConfig, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
     with pytest.raises(ConfigError, match="already there"):
         write_random(tmp_path, small, tiny_checkpoint, CPU)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_failure_leaves_nothing_behind(tiny_checkpoint: Path, small: ModelConfig, tmp_path: Path) -> None:

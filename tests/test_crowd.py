@@ -21,7 +21,6 @@ from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.prompt import wrap
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
-from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import UNIT_SAMPLES
 
@@ -47,18 +46,11 @@ def engine(tiny_checkpoint: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def voices(engine: Engine) -> list[Voice]:
-    made = []
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        mel = torch.randn(40 + 60 * seed, engine.num_mel_bins, generator=generator)
-        prompt = VoicePrompt(tuple(range(20 + 30 * seed)), mel, torch.randn(192, generator=generator))
-        made.append(engine.build_voice(prompt))
-    return made
+    return [build.voice(engine, 20 + 30 * seed, seed) for seed in range(3)]
 
 
 def second(call: int, unit: int) -> UnitInput:
-    generator = torch.Generator().manual_seed(1000 * call + unit)
-    return UnitInput(0.05 * torch.randn(UNIT_SAMPLES, generator=generator), ())
+    return build.second(1000 * call + unit)
 
 
 def session(engine: Engine, number: int) -> SessionConfig:

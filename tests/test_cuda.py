@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import build
 from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine, UnitResult
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.tokens import load_tokenizer
-from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.stages.thinker.state import UnitInput
-from antiphon.units import UNIT_SAMPLES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -26,14 +24,10 @@ NUM_UNITS = 30
 def greedy_call(folder: Path, device: str, dtype: torch.dtype, slide: SlideMode) -> list[UnitResult]:
     session = SessionConfig(window=BasicWindow(200, 120), slide=slide, draws=Draws.MOST_LIKELY)
     config = EngineConfig(torch.device(device), dtype)
-    generator = torch.Generator().manual_seed(3)
     with torch.inference_mode():
         engine = Engine.load(open_checkpoint(folder), load_tokenizer(folder), config, session)
-        mel = torch.randn(60, engine.num_mel_bins, generator=generator)
-        voice = engine.build_voice(VoicePrompt(tuple(range(30)), mel, torch.randn(192, generator=generator)))
-        call = engine.open("a", session, torch.empty(0), voice)
-        seconds = (0.05 * torch.randn(UNIT_SAMPLES, generator=generator) for _ in range(NUM_UNITS))
-        return [call.run_unit(UnitInput(second, ())) for second in seconds]
+        call = engine.open("a", session, torch.empty(0), build.voice(engine))
+        return [call.run_unit(build.second(unit)) for unit in range(NUM_UNITS)]
 
 
 def samples_of(results: list[UnitResult]) -> Tensor:

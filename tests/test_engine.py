@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import build
 from antiphon.bench.long_call import NUM_COMPARED_UNITS, UnitCost, measure
 from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.duplex import DuplexConfig
@@ -24,7 +26,6 @@ from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.prompt import wrap
 from antiphon.models.minicpmo.tokens import load_tokenizer
-from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import UNIT_SAMPLES
 
@@ -50,17 +51,11 @@ def engine_for(folder: Path, session: SessionConfig) -> Engine:
 
 @pytest.fixture(scope="module")
 def voice(engine: Engine) -> Voice:
-    generator = torch.Generator().manual_seed(1)
-    mel = torch.randn(100, engine.num_mel_bins, generator=generator)
-    return engine.build_voice(VoicePrompt(tuple(range(50)), mel, torch.randn(192, generator=generator)))
-
-
-def second_of_noise(seed: int) -> Tensor:
-    return 0.05 * torch.randn(UNIT_SAMPLES, generator=torch.Generator().manual_seed(seed))
+    return build.voice(engine, 50)
 
 
 def run(call: Call, num_units: int) -> list[UnitResult]:
-    results = [call.run_unit(UnitInput(second_of_noise(unit), ())) for unit in range(num_units)]
+    results = [call.run_unit(build.second(unit)) for unit in range(num_units)]
     call.close()
     return results
 
@@ -110,7 +105,7 @@ def test_bad_samples_are_refused_and_the_call_goes_on_as_if_they_had_not_come(
     for unit in range(6):
         with pytest.raises(AudioError):
             call.run_unit(UnitInput(bad, ()))
-        disturbed.append(call.run_unit(UnitInput(second_of_noise(unit), ())))
+        disturbed.append(call.run_unit(build.second(unit)))
     call.close()
     assert [r.outcome.token_ids for r in disturbed] == [r.outcome.token_ids for r in undisturbed]
 
@@ -126,15 +121,14 @@ def test_more_pictures_than_agreed_are_refused(engine: Engine, voice: Voice) -> 
     call = engine.open("a", SESSION, NO_REFERENCE, voice)
     pictures = (Image.new("RGB", (64, 64)),) * 2
     with pytest.raises(InputError, match="2 pictures"):
-        call.run_unit(UnitInput(second_of_noise(0), pictures))
+        call.run_unit(replace(build.second(0), pictures=pictures))
     call.close()
 
 
 def test_without_a_window_the_call_ends_when_the_context_is_full(tiny_checkpoint: Path) -> None:
     session = SessionConfig(window=OffWindow(200), draws=Draws.MOST_LIKELY)
     engine = engine_for(tiny_checkpoint, session)
-    prompt = VoicePrompt((1, 2), torch.zeros(4, engine.num_mel_bins), torch.ones(192))
-    call = engine.open("a", session, NO_REFERENCE, engine.build_voice(prompt))
+    call = engine.open("a", session, NO_REFERENCE, build.voice(engine))
     sizes: list[int] = []
     with pytest.raises(ContextLengthExceeded, match="sliding window"):
         sizes.extend(result.outcome.num_context_tokens for result in forever(call))
@@ -143,7 +137,7 @@ def test_without_a_window_the_call_ends_when_the_context_is_full(tiny_checkpoint
 
 def forever(call: Call) -> Iterator[UnitResult]:
     for unit in count():
-        yield call.run_unit(UnitInput(second_of_noise(unit), ()))
+        yield call.run_unit(build.second(unit))
 
 
 def test_a_long_call_stays_bounded(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import build
 from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import TurnEnded, TurnInterrupted, TurnStarted
@@ -17,9 +18,6 @@ from antiphon.engine import Call, Engine, UnitResult
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.tokens import load_tokenizer
-from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.stages.thinker.state import UnitInput
-from antiphon.units import UNIT_SAMPLES
 
 SESSION = SessionConfig(window=BasicWindow(400, 300), duplex=DuplexConfig(num_forced_listens=0), max_pictures=0, seed=1)
 MAX_UNITS = 60
@@ -39,20 +37,14 @@ def engine(tiny_checkpoint: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def voice(engine: Engine) -> Voice:
-    generator = torch.Generator().manual_seed(1)
-    mel = torch.randn(60, engine.num_mel_bins, generator=generator)
-    return engine.build_voice(VoicePrompt(tuple(range(30)), mel, torch.randn(192, generator=generator)))
-
-
-def second(unit: int) -> UnitInput:
-    return UnitInput(0.05 * torch.randn(UNIT_SAMPLES, generator=torch.Generator().manual_seed(unit)), ())
+    return build.voice(engine)
 
 
 def until_mid_turn(call: Call) -> list[UnitResult]:
     """Units up to one that speaks and leaves its turn open."""
     results: list[UnitResult] = []
     for unit in range(MAX_UNITS):
-        results.append(call.run_unit(second(unit)))
+        results.append(call.run_unit(build.second(unit)))
         handoffs = results[-1].outcome.handoffs
         if handoffs and not handoffs[-1].ends_turn:
             return results
@@ -72,7 +64,7 @@ def test_an_interrupted_turn_is_closed_in_the_context_and_its_words_stay(engine:
     assert isinstance(happened, TurnInterrupted)
     assert (happened.turn, happened.epoch) == (before.handoffs[-1].address.turn, 1)
     assert happened.at_s == len(spoken)
-    after = call.run_unit(second(99)).outcome
+    after = call.run_unit(build.second(99)).outcome
     special = engine.tokenizer.special.duplex
     assert after.token_ids == (special.turn_eos, special.listen, special.unit_end)
     assert after.is_listen
@@ -114,7 +106,7 @@ def test_interrupting_silence_changes_nothing(engine: Engine, voice: Voice) -> N
         for unit in range(8):
             if is_interrupted and unit < 4:
                 assert call.interrupt() is None
-            outcomes.append(call.run_unit(second(unit)).outcome.token_ids)
+            outcomes.append(call.run_unit(build.second(unit)).outcome.token_ids)
         results[is_interrupted] = outcomes
         call.close()
     assert results[True] == results[False]
@@ -124,7 +116,7 @@ def test_interrupting_twice_is_interrupting_once(engine: Engine, voice: Voice) -
     call = engine.open("a", SESSION, torch.empty(0), voice)
     until_mid_turn(call)
     assert call.interrupt() is not None
-    call.run_unit(second(99))
+    call.run_unit(build.second(99))
     assert call.interrupt() is None
     call.close()
 
@@ -137,7 +129,7 @@ def test_another_call_does_not_notice(engine: Engine, voice: Voice) -> None:
         ]
         said: list[tuple[int, ...]] = []
         for unit in range(20):
-            results = engine.run_units([(call, second(unit)) for call in calls])
+            results = engine.run_units([(call, build.second(unit)) for call in calls])
             result = results[1]
             assert isinstance(result, UnitResult)
             said += (speech.chunk.codec_tokens for speech in result.speech)

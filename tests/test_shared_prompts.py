@@ -17,12 +17,9 @@ from antiphon.core.window import BasicWindow, ContextWindow, SlideMode, WindowPo
 from antiphon.engine import Engine, UnitResult
 from antiphon.errors import PromptTooLong
 from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
-from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.prompt import wrap
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load_tokenizer
-from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.stages.thinker.state import UnitInput
-from antiphon.units import INPUT_RATE_HZ, UNIT_SAMPLES
+from antiphon.units import INPUT_RATE_HZ
 
 SESSION = SessionConfig(window=BasicWindow(400, 300), duplex=DuplexConfig(num_forced_listens=1), max_pictures=0, seed=5)
 
@@ -54,23 +51,14 @@ def engine_of(checkpoint: Checkpoint, tokenizer: TextTokenizer, *, is_shared: bo
     return Engine.load(checkpoint, tokenizer, config, SESSION)
 
 
-def voice_of(engine: Engine) -> Voice:
-    generator = torch.Generator().manual_seed(1)
-    mel = torch.randn(60, engine.num_mel_bins, generator=generator)
-    return engine.build_voice(VoicePrompt(tuple(range(30)), mel, torch.randn(192, generator=generator)))
-
-
 def reference(seed: int) -> Tensor:
     """A second and a half of somebody's voice."""
     return 0.1 * torch.randn(INPUT_RATE_HZ * 3 // 2, generator=torch.Generator().manual_seed(seed))
 
 
 def live(engine: Engine, session: SessionConfig, voice: Tensor, num_units: int = 8) -> list[UnitResult]:
-    call = engine.open("a", session, voice, voice_of(engine))
-    generator = torch.Generator().manual_seed(7)
-    results = [
-        call.run_unit(UnitInput(0.05 * torch.randn(UNIT_SAMPLES, generator=generator), ())) for _ in range(num_units)
-    ]
+    call = engine.open("a", session, voice, build.voice(engine))
+    results = [call.run_unit(build.second(unit)) for unit in range(num_units)]
     call.close()
     return results
 
@@ -99,7 +87,7 @@ def test_a_shared_prompt_changes_no_sample(
 
 def test_prompts_are_equal_only_if_words_and_voice_are(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
     engine = engine_of(checkpoint, tokenizer, is_shared=True)
-    voice = voice_of(engine)
+    voice = build.voice(engine)
     silence = torch.empty(0)
     asked = [
         (SESSION, silence),
@@ -119,7 +107,7 @@ def test_what_does_not_belong_to_the_prompt_does_not_keep_it_from_being_shared(
     checkpoint: Checkpoint, tokenizer: TextTokenizer
 ) -> None:
     engine = engine_of(checkpoint, tokenizer, is_shared=True)
-    voice = voice_of(engine)
+    voice = build.voice(engine)
     first = engine.open("a", SESSION, reference(0), voice)
     other = replace(SESSION, seed=9, slide=SlideMode.ROTATE_KEYS, window=BasicWindow(300, 100))
     second = engine.open("b", other, reference(0), voice)
@@ -133,14 +121,14 @@ def test_a_call_whose_prompt_is_there_needs_less_so_more_calls_fit(
 ) -> None:
     long = replace(SESSION, prompt=wrap("a long story " * 18))
     apart, shared = (engine_of(checkpoint, tokenizer, is_shared=is_shared) for is_shared in (False, True))
-    num_calls = [len(list(build.until_full(engine, long, voice_of(engine)))) for engine in (apart, shared)]
+    num_calls = [len(list(build.until_full(engine, long, build.voice(engine)))) for engine in (apart, shared)]
     assert num_calls[0] == 4
     assert num_calls[1] > 6
 
 
 def test_unused_prompts_make_room_for_calls(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
     engine = engine_of(checkpoint, tokenizer, is_shared=True)
-    voice = voice_of(engine)
+    voice = build.voice(engine)
     for number in range(40):
         engine.open("a", replace(SESSION, prompt=wrap(f"{number} " * 80)), torch.empty(0), voice).close()
     assert engine.prompt_counts.num_evictions > 0
@@ -150,12 +138,12 @@ def test_unused_prompts_make_room_for_calls(checkpoint: Checkpoint, tokenizer: T
 
 def test_without_room_for_unused_prompts_none_stays(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
     engine = engine_of(checkpoint, tokenizer, is_shared=True, max_bytes=0)
-    engine.open("a", SESSION, torch.empty(0), voice_of(engine)).close()
+    engine.open("a", SESSION, torch.empty(0), build.voice(engine)).close()
     assert engine.prompt_counts.num_blocks == 0
 
 
 def test_a_refused_prompt_is_not_stored(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
     engine = engine_of(checkpoint, tokenizer, is_shared=True)
     with pytest.raises(PromptTooLong):
-        engine.open("a", replace(SESSION, prompt=wrap("far too long " * 99)), torch.empty(0), voice_of(engine))
+        engine.open("a", replace(SESSION, prompt=wrap("far too long " * 99)), torch.empty(0), build.voice(engine))
     assert engine.prompt_counts.num_blocks == 0

@@ -9,12 +9,10 @@ after the forced listens is as long as units get. Not a measure of quality, nor 
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import resource
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +27,6 @@ import typer
 import yaml
 from rich.console import Console
 from rich.table import Table
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -42,6 +39,7 @@ from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, Part, WeightFile, open_checkpoint
 from antiphon.models.minicpmo.flow_config import FlowConfig
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
+from antiphon.models.minicpmo.new_folder import new_folder, write_json
 from antiphon.models.minicpmo.released import RELEASED, config_document, flow_document
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -112,23 +110,15 @@ def write_random(
     Raises: ConfigError if the folder is there already or cannot be written, or the tokenizer has ids beyond the model's
     vocabulary; CheckpointError if it cannot be read.
     """
-    if folder.exists():
-        raise ConfigError(f"{folder} is already there; give one that is not there yet")
     num_ids, vocab_size = max(load_tokenizer(tokenizer).special_ids) + 1, config.thinker.vocab_size
     if num_ids > vocab_size:
         raise ConfigError(f"the tokenizer in {tokenizer} has {num_ids} ids, the model {vocab_size}; give its own")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as unfinished:
-            whole = Path(unfinished) / folder.name
-            (whole / VOCODER_FOLDER).mkdir(parents=True)
-            for file in TOKENIZER_FILES:
-                if (tokenizer / file).exists():
-                    shutil.copyfile(tokenizer / file, whole / file)
-            _write_model(whole, config, torch.Generator(device).manual_seed(0), max_shard_bytes)
-            whole.rename(folder)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{folder} cannot be written: {error}; choose another place") from error
+    with new_folder(folder) as whole:
+        (whole / VOCODER_FOLDER).mkdir(parents=True)
+        for file in TOKENIZER_FILES:
+            if (tokenizer / file).exists():
+                shutil.copyfile(tokenizer / file, whole / file)
+        _write_model(whole, config, torch.Generator(device).manual_seed(0), max_shard_bytes)
 
 
 def run_call(engine: Engine, session: SessionConfig, flow: FlowConfig, num_units: int) -> Iterator[UnitDecided]:
@@ -183,7 +173,7 @@ def _cells(alike: Sequence[UnitDecided]) -> tuple[str, ...]:
 
 def _write_model(folder: Path, config: ModelConfig, generator: torch.Generator, max_shard_bytes: int) -> None:
     vocoder = folder / VOCODER_FOLDER
-    _write_json(folder / "config.json", config_document(config))
+    write_json(folder / "config.json", config_document(config))
     (vocoder / "flow.yaml").write_text(yaml.safe_dump(flow_document(config.flow), sort_keys=False), encoding="utf-8")
     parts = build_model(config).parts()
     _write_main(folder, _shapes(parts, WeightFile.MAIN), generator, max_shard_bytes)
@@ -211,7 +201,7 @@ def _write_main(folder: Path, shapes: _Shapes, generator: torch.Generator, max_s
         save_file(weights, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-    _write_json(folder / "model.safetensors.index.json", index)
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def _cut(sizes_bytes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
@@ -235,10 +225,6 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
         return weight.fill_(1).cpu()
     spread = _BIAS_SPREAD if is_vector else 1 / math.sqrt(math.prod(shape[1:]))
     return weight.normal_(0, spread, generator=generator).cpu()
-
-
-def _write_json(path: Path, document: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

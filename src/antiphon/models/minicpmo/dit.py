@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.kernels.attention.op import attention
+from antiphon.models.minicpmo.feed_forward import GeluFeedForward
 from antiphon.models.minicpmo.flow_cache import KeysValues, Past, StepCache
 from antiphon.models.minicpmo.flow_config import EstimatorConfig
 
@@ -103,7 +104,7 @@ class _Block(nn.Module):
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         self.attn = _Attention(config)
-        self.mlp = _Mlp(config)
+        self.mlp = GeluFeedForward(config.hidden_size, config.intermediate_size)
         self.conv = _CausalConvs(config.hidden_size)
         self.adaLN_modulation = _modulation_head(config.hidden_size, 9)
 
@@ -141,17 +142,6 @@ class _Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
-
-
-class _Mlp(nn.Module):
-    def __init__(self, config: EstimatorConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-        return out
 
 
 class _CausalConvs(nn.Module):

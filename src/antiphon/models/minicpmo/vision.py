@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from antiphon.kernels.attention.op import attention
 from antiphon.models.minicpmo.config import VisionConfig
+from antiphon.models.minicpmo.feed_forward import GeluFeedForward
 from antiphon.models.minicpmo.image import PatchedImage, Picture
 from antiphon.models.minicpmo.resampler import Resampler, grid_positions
 
@@ -141,7 +141,7 @@ class _Layer(nn.Module):
         self.layer_norm1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.self_attn = _SelfAttention(config)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = _Mlp(config)
+        self.mlp = GeluFeedForward(config.hidden_size, config.intermediate_size)
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x), bias)
@@ -166,17 +166,6 @@ class _SelfAttention(nn.Module):
         )
         mixed = attention(q, k, v, bias=bias, scale=self._head_dim**-0.5)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-class _Mlp(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
         return out
 
 

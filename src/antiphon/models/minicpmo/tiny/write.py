@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,11 +9,11 @@ import safetensors.torch
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, VOICE_MODEL_FILES, Part, WeightFile
 from antiphon.models.minicpmo.config import audio_config, talker_config, thinker_config, vision_config
 from antiphon.models.minicpmo.flow_config import read_flow_yaml
 from antiphon.models.minicpmo.model import Model, ModelConfig, build_model
+from antiphon.models.minicpmo.new_folder import new_folder, write_json
 from antiphon.models.minicpmo.tiny.behaviour import Ids, teach_ears, teach_talker, teach_thinker, teach_vocoder
 from antiphon.models.minicpmo.tiny.dimensions import BYTES, CONFIG, FLOW_YAML, HIFT, SPECIAL_TOKENS
 from antiphon.models.minicpmo.tiny.voice_models import write_speaker_encoder, write_speech_tokenizer
@@ -31,23 +29,15 @@ def write_tiny(folder: Path) -> None:
     folder: appears when everything is written.
     Raises: ConfigError if it is there already and not empty, or cannot be made.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is already there and not an empty folder; give one that is not there yet")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as unfinished:
-            whole = Path(unfinished) / folder.name
-            _write(whole)
-            whole.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error}; choose another place") from error
+    with new_folder(folder) as whole:
+        _write(whole)
 
 
 def _write(folder: Path) -> None:
     vocoder = folder / VOCODER_FOLDER
     vocoder.mkdir(parents=True)
     (vocoder / "flow.yaml").write_text(FLOW_YAML, encoding="utf-8")
-    _write_json(folder / "config.json", CONFIG)
+    write_json(folder / "config.json", CONFIG)
     ids = _write_tokenizer(folder)
 
     parts = _model(vocoder / "flow.yaml").parts()
@@ -97,7 +87,7 @@ def _write_tokenizer(folder: Path) -> Ids:
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL_TOKENS])
     tokenizer.save(str(folder / "tokenizer.json"))
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "bos_token": "<|im_start|>",
@@ -108,7 +98,3 @@ def _write_tokenizer(folder: Path) -> Ids:
         },
     )
     return Ids.of(vocabulary)
-
-
-def _write_json(path: Path, document: dict[str, object]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
