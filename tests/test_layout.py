@@ -31,6 +31,7 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "config": ("core", "errors", "models.minicpmo.prompt"),
     "inspection": ("config", *STAGES_AND_BELOW),
     "engine": ("config", *STAGES_AND_BELOW),
+    "live": ("config", "engine", *STAGES_AND_BELOW),
     "recording": ("errors", "units"),
     "timeline": ("core", "units"),
     "offline": ("config", "engine", "recording", *STAGES_AND_BELOW),

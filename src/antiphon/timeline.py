@@ -10,6 +10,7 @@ from rich.text import Text
 
 from antiphon.core.events import (
     Event,
+    InputRefused,
     SessionEnded,
     SessionOpened,
     SpeechQueued,
@@ -62,6 +63,8 @@ class Timeline:
                 self._mark(event.at_s, "turn", f"{event.turn} is interrupted", "magenta")
             case SpeechQueued():
                 self._spoken_samples += event.num_samples
+            case InputRefused():
+                self._mark(event.at_s, "refused", f"{event.code}: {event.message}", "red")
             case SessionEnded():
                 self._mark(event.at_s, "end", f"{event.code}: {event.message}", "bold")
 

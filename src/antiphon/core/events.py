@@ -85,6 +85,15 @@ class TurnInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class InputRefused:
+    """Something that the caller sent could not be used; the call goes on without it."""
+
+    at_s: float
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """code: `completed`, or the code of the error that ended the session."""
 
@@ -94,5 +103,13 @@ class SessionEnded:
 
 
 Event = (
-    SessionOpened | UnitDecided | WindowSlid | TurnStarted | TurnEnded | TurnInterrupted | SpeechQueued | SessionEnded
+    SessionOpened
+    | UnitDecided
+    | WindowSlid
+    | TurnStarted
+    | TurnEnded
+    | TurnInterrupted
+    | SpeechQueued
+    | InputRefused
+    | SessionEnded
 )

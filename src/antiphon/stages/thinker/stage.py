@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antiphon.core.admission import Admission
 from antiphon.core.prompts import PromptStore
-from antiphon.errors import AntiphonError, ContextLengthExceeded, InputError, PromptTooLong
+from antiphon.errors import AntiphonError, ConfigError, ContextLengthExceeded, InputError, PromptTooLong
 from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.thinker.decider import Decider, DeciderState
@@ -73,9 +73,11 @@ class ThinkerStage:
     def open(self, session: ThinkerSession) -> ThinkerState:
         """Start a session; its prompt is computed unless an equal one is in the cache.
 
-        Raises: PromptTooLong if it leaves no room for a unit, AudioError for its reference, ResourceExhausted if the
-        cache may run out of blocks; nothing is held then.
+        Raises: ConfigError if a session of this name is open, PromptTooLong if the prompt leaves no room for a unit,
+        AudioError for its reference, ResourceExhausted if the cache may run out of blocks; nothing is held then.
         """
+        if self._admission.is_admitted(session.session_id):
+            raise ConfigError(f"a session named {session.session_id!r} is open; end it first or take another name")
         prompt = self._read_prompt(session)
         stored = self.prompts.find(prompt.key) if self._limits.is_shared else None
         embeds = self._embed_prompt(prompt, session.reference) if stored is None else self._embed(())
