@@ -21,7 +21,7 @@ from antiphon.core.events import TurnEnded, TurnStarted
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, OffWindow
 from antiphon.engine import Call, Engine, UnitResult
-from antiphon.errors import AudioError, ContextLengthExceeded, InputError, PromptTooLong
+from antiphon.errors import AudioError, ConfigError, ContextLengthExceeded, InputError, PromptTooLong
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.prompt import wrap
@@ -166,3 +166,39 @@ def live_tensor_bytes() -> int:
         if issubclass(type(thing), Tensor)  # isinstance asks objects that warn when asked
     }
     return sum(storages.values())
+
+
+def test_closing_a_call_again_does_not_touch_a_later_call_of_the_same_name(engine: Engine, voice: Voice) -> None:
+    first = engine.open("same", SESSION, NO_REFERENCE, voice)
+    first.close()
+    second = engine.open("same", SESSION, NO_REFERENCE, voice)
+    engine.start_unit(second, build.second(0))
+    engine.step()
+    first.close()
+    assert first.interrupt() is None
+    results: list[object] = []
+    while not engine.is_idle:
+        results += (result for _, result in engine.step())
+    assert isinstance(results[0], UnitResult)
+    with pytest.raises(ConfigError, match="is open"):
+        engine.open("same", SESSION, NO_REFERENCE, voice)
+    second.close()
+
+
+def test_a_closed_call_hears_nothing_more(engine: Engine, voice: Voice) -> None:
+    call = engine.open("a", SESSION, NO_REFERENCE, voice)
+    call.close()
+    with pytest.raises(InputError, match="has ended"):
+        call.run_unit(build.second(0))
+
+
+def test_a_large_picture_may_be_seen_in_slices_too(tiny_checkpoint: Path) -> None:
+    session = replace(SESSION, window=BasicWindow(600, 400), max_slices=4)
+    engine = engine_for(tiny_checkpoint, session)
+    num_tokens: list[int] = []
+    for max_slices in (1, 4):
+        call = engine.open("a", replace(session, max_slices=max_slices), NO_REFERENCE, build.voice(engine))
+        heard = replace(build.second(0), pictures=(Image.new("RGB", (1280, 720)),))
+        num_tokens.append(call.run_unit(heard).outcome.num_context_tokens)
+        call.close()
+    assert num_tokens[1] - num_tokens[0] == 3 * (64 + 2), "a view of 16:9 is cut into three"

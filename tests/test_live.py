@@ -188,6 +188,9 @@ def test_stopping_the_engine_ends_every_call(engine: Engine, voice: Voice) -> No
         last = list(session.happenings())[-1]
         assert isinstance(last, SessionEnded)
         assert last.code == "engine_stopped"
+    (late,) = running.open("late", SESSION, NO_REFERENCE, voice).happenings()
+    assert isinstance(late, SessionEnded)
+    assert late.code == "engine_stopped"
     with LiveEngine(engine) as running:
         again = running.open("0", SESSION, NO_REFERENCE, voice)
         assert isinstance(next(again.happenings()), SessionOpened)

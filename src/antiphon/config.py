@@ -30,7 +30,6 @@ class EngineConfig:
 
     max_prompt_tokens: prompts above it are refused.
     shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
-    flow_seed: of the noise that every voice starts from.
     """
 
     device: torch.device
@@ -39,7 +38,6 @@ class EngineConfig:
     max_prompt_tokens: int = 2048
     shares_prompts: bool = True
     max_stored_prompt_bytes: int = 2**30
-    flow_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from antiphon.core.messages import CodecChunk
 from antiphon.core.playback import PlaybackClock
 from antiphon.core.prompts import PromptCounts
 from antiphon.core.sampling import Draws
-from antiphon.errors import AntiphonError, AudioError
+from antiphon.errors import AntiphonError, AudioError, InputError
 from antiphon.models.minicpmo.checkpoint import Checkpoint
 from antiphon.models.minicpmo.flow import MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import Voice
@@ -52,6 +52,10 @@ from antiphon.units import OUTPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
 
 NUM_FLOW_STEPS = 10
 """Euler steps of the vocoder's flow, as the reference's duplex default (REFERENCE 4.7)."""
+
+
+FLOW_NOISE_SEED = 0
+"""The reference draws this noise once, unseeded (REFERENCE 9.3); ours is the same for all engines."""
 
 
 class MonotonicClock:
@@ -117,6 +121,7 @@ class Engine:
         self._talker = TalkerStage(model.talker, _cache(config, talker_tokens, num_segments=1))
         self._synthesizer = MelSynthesizer(model.flow, flow_noise, NUM_FLOW_STEPS)
         self._code2wav = Code2WavStage(self._synthesizer, Vocoder(model.hift))
+        self._open_calls: dict[str, Call] = {}
         self._on_their_way: dict[str, _Second] = {}
 
     @staticmethod
@@ -126,7 +131,7 @@ class Engine:
             # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
             torch.backends.cudnn.allow_tf32 = False
         model = load_model(checkpoint, config.device, config.dtype)
-        noise = draw_noise(model.config.flow.num_mel_bins, config.flow_seed, config.device)
+        noise = draw_noise(model.config.flow.num_mel_bins, FLOW_NOISE_SEED, config.device)
         return Engine(model, tokenizer, config, session, noise, MonotonicClock())
 
     def build_voice(self, prompt: VoicePrompt) -> Voice:
@@ -169,7 +174,9 @@ class Engine:
             is_prompt_hit=thinker.is_prompt_hit,
             prompt_ms=1000 * (self._clock.now_s() - started_s),
         )
-        return Call(self, CallStates(thinker, talker, self._code2wav.open(voice, noise)), opened)
+        call = Call(self, CallStates(thinker, talker, self._code2wav.open(voice, noise)), opened)
+        self._open_calls[session_id] = call
+        return call
 
     @property
     def is_idle(self) -> bool:
@@ -182,6 +189,8 @@ class Engine:
         Raises: AudioError, ImageError or InputError for bad input, with the call as before;
         ContextLengthExceeded when the window is off and the context full: the call is over then.
         """
+        if not self._is_open(call):
+            raise InputError(f"the call {call.session_id!r} has ended; open another one")
         assert call.session_id not in self._on_their_way, f"a second of {call.session_id} is on its way already"
         if heard.samples.shape != (UNIT_SAMPLES,):
             raise AudioError(f"a unit is {UNIT_SAMPLES} samples of one channel, got shape {tuple(heard.samples.shape)}")
@@ -240,6 +249,9 @@ class Engine:
         Talker and vocoder forget it, queued speech is void, and the call's next unit closes the turn in the context:
         what was said until now stays there. Returns None if nothing was being said or played.
         """
+        if not self._is_open(call):
+            return None
+        assert call.session_id not in self._on_their_way, f"a second of {call.session_id} is on its way"
         mind = call.states.thinker.mind
         at_s = mind.num_units * UNIT_S
         turn, is_saying = mind.turn, mind.is_turn_open or mind.is_speaking
@@ -258,10 +270,17 @@ class Engine:
 
     def close(self, call: Call) -> None:
         """End a call wherever it is and give everything back; idempotent."""
+        # Stages know sessions by name, and another call may have the name by now.
+        if not self._is_open(call):
+            return
+        del self._open_calls[call.session_id]
         self._on_their_way.pop(call.session_id, None)
         self._thinker.close(call.states.thinker)
         self._talker.close(call.states.talker)
         self._code2wav.reset_turn(call.states.code2wav)
+
+    def _is_open(self, call: Call) -> bool:
+        return self._open_calls.get(call.session_id) is call
 
     def _speak_most_urgent(self) -> None:
         """Render one chunk: the first of a turn before all others, then whose listener runs dry first."""

@@ -30,6 +30,8 @@ from antiphon.units import INPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
 MAX_WAITING_SAMPLES = 10 * INPUT_RATE_HZ
 """Sound that may wait for the engine; who sends faster than speech is told so."""
 
+_STOPPED = ("engine_stopped", "the engine was stopped")
+
 Happening = Event | Speech
 """What a session reads: events, and speech with its samples."""
 
@@ -149,6 +151,9 @@ class LiveEngine:
         self._engine = engine
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._ongoing: dict[LiveSession, _Ongoing] = {}
+        # Held to open a session or to stop opening them, so that none comes between the last look and the end.
+        self._gate = threading.Lock()
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="antiphon engine", daemon=True)
 
     def __enter__(self) -> LiveEngine:
@@ -166,9 +171,12 @@ class LiveEngine:
 
         reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none.
         """
-        assert self._thread.is_alive(), "the engine is not running"
         session = LiveSession(session_id, self._inbox)
-        self._inbox.put(_Open(session, config, reference, voice))
+        with self._gate:
+            if self._is_over:
+                session.tell(SessionEnded(0.0, *_STOPPED))
+            else:
+                self._inbox.put(_Open(session, config, reference, voice))
         return session
 
     def _run(self) -> None:
@@ -179,8 +187,10 @@ class LiveEngine:
                     self._start_units()
                     for call, result in self._engine.step():
                         self._end_unit(call, result)
-            reason = ("engine_stopped", "the engine was stopped")
+            reason = _STOPPED
         finally:
+            with self._gate:
+                self._is_over = True
             # Nobody is left waiting, not even who came too late or was there when the engine failed.
             for ongoing in list(self._ongoing.values()):
                 self._end(ongoing, *reason)

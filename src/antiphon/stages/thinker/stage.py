@@ -126,8 +126,11 @@ class ThinkerStage:
 
         A session whose unit ended with an error is over.
         """
-        ended = {finished.session_id: finished.result for finished in self._decider.loop.step()}
-        return {session_id: end for session_id, end in ended.items() if not isinstance(end, PromptDone)}
+        ended: dict[str, UnitOutcome | AntiphonError] = {}
+        for finished in self._decider.loop.step():
+            assert not isinstance(finished.result, PromptDone), "a prompt ends in the call that opens its session"
+            ended[finished.session_id] = finished.result
+        return ended
 
     def _embed_unit(self, state: ThinkerState, heard: UnitInput) -> Tensor:
         """Check a second and turn it into embeddings, [n, hidden]."""
