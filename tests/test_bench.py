@@ -13,7 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from antiphon.bench.released_size import Dtype, main, write_random
+from antiphon.bench.released_size import main, write_random
+from antiphon.config import Dtype
 from antiphon.errors import CheckpointError, ConfigError
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, fit, open_checkpoint
 from antiphon.models.minicpmo.config import audio_config, talker_config, thinker_config, vision_config

@@ -11,21 +11,24 @@ import torch
 from torch import Tensor
 
 import build
-from antiphon.config import EngineConfig, SessionConfig
+from antiphon.call import UnitResult
+from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import TurnEnded
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
-from antiphon.engine import Call, Engine, UnitResult
+from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, AudioError, ContextLengthExceeded, ResourceExhausted
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
-from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.prompt import wrap
-from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
+from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import UNIT_SAMPLES
 
 MAX_CALLS = 16
-SESSION = SessionConfig(window=BasicWindow(300, 200), duplex=DuplexConfig(num_forced_listens=1), max_pictures=0)
+SESSION = SessionConfig(
+    window=BasicWindow(300, 200), duplex=DuplexConfig(num_forced_listens=1), max_pictures=0, max_text_tokens=0
+)
 NO_REFERENCE = torch.empty(0)
 
 Said = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
@@ -40,12 +43,12 @@ def _no_gradients() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint: Path) -> Engine:
-    config = EngineConfig(torch.device("cpu"), torch.float32, max_calls=MAX_CALLS)
-    return Engine.load(open_checkpoint(tiny_checkpoint), load_tokenizer(tiny_checkpoint), config, SESSION)
+    config = EngineConfig(everywhere("cpu", Placement.HERE), Dtype.FLOAT32, max_calls=MAX_CALLS)
+    return Engine.load(open_checkpoint(tiny_checkpoint), config, SESSION)
 
 
 @pytest.fixture(scope="module")
-def voices(engine: Engine) -> list[Voice]:
+def voices(engine: Engine) -> list[VoicePrompt]:
     return [build.voice(engine, 20 + 30 * seed, seed) for seed in range(3)]
 
 
@@ -75,7 +78,7 @@ def said(results: list[UnitResult]) -> Said:
     return [(r.outcome.token_ids, [speech.chunk.codec_tokens for speech in r.speech]) for r in results]
 
 
-def alone(engine: Engine, voice: Voice, number: int, num_units: int) -> list[UnitResult]:
+def alone(engine: Engine, voice: VoicePrompt, number: int, num_units: int) -> list[UnitResult]:
     call = engine.open("alone", session(engine, number), NO_REFERENCE, voice)
     results = [call.run_unit(second(number, unit)) for unit in range(num_units)]
     call.close()
@@ -87,7 +90,7 @@ def together(engine: Engine, calls: dict[int, Call], unit: int) -> dict[int, Uni
     return dict(zip(calls, results, strict=True))
 
 
-def test_sixteen_calls_at_once_say_what_each_says_alone(engine: Engine, voices: list[Voice]) -> None:
+def test_sixteen_calls_at_once_say_what_each_says_alone(engine: Engine, voices: list[VoicePrompt]) -> None:
     num_units = 9
     calls = {n: engine.open(str(n), session(engine, n), NO_REFERENCE, voices[n % 3]) for n in range(MAX_CALLS)}
     crowd: dict[int, list[UnitResult]] = {number: [] for number in calls}
@@ -110,7 +113,7 @@ def test_sixteen_calls_at_once_say_what_each_says_alone(engine: Engine, voices: 
 
 @pytest.mark.parametrize("num_calls", [1, 2, 4, 8])
 def test_calls_that_join_and_leave_at_different_times_all_complete_two_turns(
-    engine: Engine, voices: list[Voice], num_calls: int
+    engine: Engine, voices: list[VoicePrompt], num_calls: int
 ) -> None:
     calls: dict[int, Call] = {}
     turns: dict[int, int] = dict.fromkeys(range(num_calls), 0)
@@ -135,7 +138,7 @@ def test_calls_that_join_and_leave_at_different_times_all_complete_two_turns(
 @pytest.mark.parametrize(
     "bad", [torch.full((UNIT_SAMPLES,), torch.nan), torch.zeros(3), torch.zeros(UNIT_SAMPLES, dtype=torch.float64)]
 )
-def test_one_callers_bad_input_is_his_alone(engine: Engine, voices: list[Voice], bad: Tensor) -> None:
+def test_one_callers_bad_input_is_his_alone(engine: Engine, voices: list[VoicePrompt], bad: Tensor) -> None:
     calls = {n: engine.open(str(n), session(engine, n), NO_REFERENCE, voices[0]) for n in range(3)}
     crowd: dict[int, list[UnitResult]] = {0: [], 2: []}
     for unit in range(6):
@@ -152,7 +155,7 @@ def test_one_callers_bad_input_is_his_alone(engine: Engine, voices: list[Voice],
         assert said(results) == said(alone(engine, voices[0], number, 6))
 
 
-def test_a_call_whose_context_is_full_ends_and_the_others_go_on(engine: Engine, voices: list[Voice]) -> None:
+def test_a_call_whose_context_is_full_ends_and_the_others_go_on(engine: Engine, voices: list[VoicePrompt]) -> None:
     ends = engine.open("ends", replace(SESSION, window=OffWindow(110)), NO_REFERENCE, voices[0])
     stays = engine.open("stays", session(engine, 0), NO_REFERENCE, voices[0])
     errors: list[AntiphonError] = []
@@ -171,7 +174,7 @@ def test_a_call_whose_context_is_full_ends_and_the_others_go_on(engine: Engine, 
 
 
 def test_a_full_engine_says_so_and_takes_the_next_one_when_a_call_has_ended(
-    engine: Engine, voices: list[Voice]
+    engine: Engine, voices: list[VoicePrompt]
 ) -> None:
     calls = list(build.until_full(engine, SESSION, voices[0]))
     assert len(calls) >= MAX_CALLS

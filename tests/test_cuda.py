@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,23 +11,35 @@ import torch
 from torch import Tensor
 
 import build
-from antiphon.config import EngineConfig, SessionConfig
-from antiphon.core.sampling import Draws
+import build_voice
+from antiphon.call import UnitResult
+from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
+from antiphon.core.duplex import DuplexConfig
+from antiphon.core.messages import Handoff
+from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
-from antiphon.engine import Engine, UnitResult
+from antiphon.engine import Engine
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.model import Section, load_model
+from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import load_tokenizer
+from antiphon.models.minicpmo.vocoder import NoNoise, Vocoder
+from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve
+from antiphon.stages.paged import CacheConfig
+from antiphon.stages.talker.stage import TalkerStage
+from antiphon.stages.talker.state import TalkerSession, TalkerState
+from antiphon.stages.thinker.decider import Decider
+from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 NUM_UNITS = 30
 
 
-def greedy_call(folder: Path, device: str, dtype: torch.dtype, slide: SlideMode) -> list[UnitResult]:
+def greedy_call(folder: Path, device: str, dtype: Dtype, slide: SlideMode) -> list[UnitResult]:
     session = SessionConfig(window=BasicWindow(200, 120), slide=slide, draws=Draws.MOST_LIKELY)
-    config = EngineConfig(torch.device(device), dtype)
-    with torch.inference_mode():
-        engine = Engine.load(open_checkpoint(folder), load_tokenizer(folder), config, session)
+    config = EngineConfig(everywhere(device), dtype)
+    with Engine.load(open_checkpoint(folder), config, session) as engine:
         call = engine.open("a", session, torch.empty(0), build.voice(engine))
         return [call.run_unit(build.second(unit)) for unit in range(NUM_UNITS)]
 
@@ -36,7 +50,7 @@ def samples_of(results: list[UnitResult]) -> Tensor:
 
 @pytest.mark.parametrize("slide", [SlideMode.ROTATE_QUERY, SlideMode.ROTATE_KEYS])
 def test_a_float32_call_decides_on_the_gpu_what_it_decides_on_the_cpu(tiny_checkpoint: Path, slide: SlideMode) -> None:
-    here, there = (greedy_call(tiny_checkpoint, device, torch.float32, slide) for device in ("cpu", "cuda"))
+    here, there = (greedy_call(tiny_checkpoint, device, Dtype.FLOAT32, slide) for device in ("cpu", "cuda"))
     assert any(result.outcome.slide for result in here)
     assert [result.outcome.token_ids for result in here] == [result.outcome.token_ids for result in there]
     codec = [[speech.chunk.codec_tokens for result in call for speech in result.speech] for call in (here, there)]
@@ -47,8 +61,90 @@ def test_a_float32_call_decides_on_the_gpu_what_it_decides_on_the_cpu(tiny_check
 
 @pytest.mark.parametrize("slide", SlideMode)
 def test_a_bfloat16_call_runs_and_speaks(tiny_checkpoint: Path, slide: SlideMode) -> None:
-    results = greedy_call(tiny_checkpoint, "cuda", torch.bfloat16, slide)
+    results = greedy_call(tiny_checkpoint, "cuda", Dtype.BFLOAT16, slide)
     samples = samples_of(results)
     assert samples.isfinite().all()
     assert 0.01 < samples.abs().max() < 1
     assert any(result.outcome.slide for result in results)
+
+
+def five_seconds_of_four_voices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Float32; solves are shared where the device allows it."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with torch.inference_mode():
+        synthesizer, vocoder = build_voice.synthesizer(device=device), Vocoder(build_voice.hift().to(device))
+        renderer = Renderer(synthesizer, vocoder, rows_per_solve(device))
+        prompts = [build_voice.prompt(num_tokens, seed=num_tokens) for num_tokens in (3, 10, 30, 60)]
+        states = [renderer.open(synthesizer.build_voice(prompt), NoNoise(device)) for prompt in prompts]
+        pieces = []
+        for second in range(5):
+            tokens = range(100 * second, 100 * second + 25)
+            rows = [ChunkRow(state, tokens, is_turn_end=False, is_flush=False) for state in states]
+            results = [result for result in renderer.speak(rows) if isinstance(result, Tensor)]
+            pieces.append(torch.stack(results).cpu())
+        return [*torch.cat(pieces, dim=1)]
+
+
+def test_voices_that_share_a_solve_on_the_gpu_sound_as_each_alone_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = (five_seconds_of_four_voices(torch.device(name), monkeypatch) for name in ("cpu", "cuda"))
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=5e-3)
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Whatever makes the host wait for the device raises; waiting for one event does not."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("slide", SlideMode)
+def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideMode) -> None:
+    cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
+    model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.bfloat16)
+    session = ThinkerSession(
+        session_id="a",
+        prompt=PromptText("Talk.", ""),
+        reference=torch.empty(0),
+        window=BasicWindow(200, 120),
+        slide=slide,
+        max_pictures=0,
+        max_slices=1,
+        duplex=DuplexConfig(num_forced_listens=1),
+        sampling=TextSampling(),
+        draws=Draws.SAMPLED,
+        seed=0,
+        max_text_tokens=0,
+        keeps_inputs=False,
+        deadline_s=0.0,
+    )
+    with torch.inference_mode():
+        decider = Decider(model.thinker, tokenizer, CacheConfig(100))
+        talker = TalkerStage(model.talker, CacheConfig(600))
+        mind = decider.open(session, 1000)
+        decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
+        speaker = talker.open(TalkerSession("a", CodecSampling(), Draws.SAMPLED, seed=0))
+        num_chunks = num_slides = 0
+        size = decider.embed(()).shape[1]
+        for _ in range(NUM_UNITS):
+            # A unit's input comes from the encoders, which are not a step.
+            heard = torch.randn(11, size, device=cuda, dtype=torch.bfloat16)
+            with _no_waiting():
+                outcome = decider.loop.run("a", decider.decide(mind, heard, 0.0), 0.0)
+                assert isinstance(outcome, UnitOutcome)
+                num_slides += outcome.slide is not None
+                num_chunks += spoken(talker, speaker, outcome.handoffs)
+        assert num_slides
+        assert num_chunks
+
+
+def spoken(talker: TalkerStage, speaker: TalkerState, handoffs: tuple[Handoff[Tensor], ...]) -> int:
+    """How many chunks the handoffs came to. Hidden states come from the host."""
+    assert all(handoff.hidden.device.type == "cpu" for handoff in handoffs)
+    for handoff in handoffs:
+        talker.speaker.loop.run("a", talker.speaker.speak(speaker, handoff), 0.0)
+    return len(handoffs)

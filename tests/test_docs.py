@@ -272,7 +272,7 @@ def test_the_memory_of_a_session_is_what_its_window_needs() -> None:
     windows = (OffWindow(8192), BasicWindow(8000, 6000), ContextWindow(24, 500, (271, 19702, 25, 220)))
     rows = []
     for window in windows:
-        num_tokens = window.peak_tokens(num_prompt_tokens=2048, max_unit_tokens=98)
+        num_tokens = window.peak_tokens(num_prompt_tokens=2048, max_unit_tokens=162)
         cache = CacheConfig.for_tokens(num_tokens, num_segments=3)
         num_bytes = cache.num_blocks * cache.block_size * 147_456
         rows.append([repr(window), str(num_tokens), str(cache.num_blocks), f"{num_bytes / 2**20:.0f}"])

@@ -15,17 +15,17 @@ from torch import Tensor
 
 import build
 from antiphon.bench.long_call import NUM_COMPARED_UNITS, UnitCost, measure
-from antiphon.config import EngineConfig, SessionConfig
+from antiphon.call import UnitResult
+from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import TurnEnded, TurnStarted
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, OffWindow
-from antiphon.engine import Call, Engine, UnitResult
+from antiphon.engine import Call, Engine
 from antiphon.errors import AudioError, ConfigError, ContextLengthExceeded, InputError, PromptTooLong
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
-from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.prompt import wrap
-from antiphon.models.minicpmo.tokens import load_tokenizer
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import UNIT_SAMPLES
 
@@ -45,12 +45,12 @@ def engine(tiny_checkpoint: Path) -> Engine:
 
 
 def engine_for(folder: Path, session: SessionConfig) -> Engine:
-    config = EngineConfig(torch.device("cpu"), torch.float32)
-    return Engine.load(open_checkpoint(folder), load_tokenizer(folder), config, session)
+    config = EngineConfig(everywhere("cpu", Placement.HERE), Dtype.FLOAT32)
+    return Engine.load(open_checkpoint(folder), config, session)
 
 
 @pytest.fixture(scope="module")
-def voice(engine: Engine) -> Voice:
+def voice(engine: Engine) -> VoicePrompt:
     return build.voice(engine, 50)
 
 
@@ -64,7 +64,7 @@ def heard_by_the_caller(results: list[UnitResult]) -> list[tuple[int, Tensor]]:
     return [(speech.start_samples, speech.samples) for result in results for speech in result.speech]
 
 
-def test_calls_after_each_other_do_not_notice_each_other(engine: Engine, voice: Voice) -> None:
+def test_calls_after_each_other_do_not_notice_each_other(engine: Engine, voice: VoicePrompt) -> None:
     one, other = (heard_by_the_caller(run(engine.open(name, SESSION, NO_REFERENCE, voice), 20)) for name in "ab")
     assert len(one) > 3
     for (start, samples), (again_start, again_samples) in zip(one, other, strict=True):
@@ -72,7 +72,7 @@ def test_calls_after_each_other_do_not_notice_each_other(engine: Engine, voice: 
         assert torch.equal(samples, again_samples)
 
 
-def test_speech_never_overlaps_and_never_plays_before_it_was_decided(engine: Engine, voice: Voice) -> None:
+def test_speech_never_overlaps_and_never_plays_before_it_was_decided(engine: Engine, voice: VoicePrompt) -> None:
     results = run(engine.open("a", SESSION, NO_REFERENCE, voice), 25)
     end_samples = 0
     for result in results:
@@ -81,7 +81,7 @@ def test_speech_never_overlaps_and_never_plays_before_it_was_decided(engine: Eng
             end_samples = speech.start_samples + speech.samples.numel()
 
 
-def test_a_turn_is_started_once_and_ended_once_with_its_number(engine: Engine, voice: Voice) -> None:
+def test_a_turn_is_started_once_and_ended_once_with_its_number(engine: Engine, voice: VoicePrompt) -> None:
     results = run(engine.open("a", SESSION, NO_REFERENCE, voice), 40)
     marks = [
         (type(event).__name__, event.turn)
@@ -97,7 +97,7 @@ def test_a_turn_is_started_once_and_ended_once_with_its_number(engine: Engine, v
 
 @pytest.mark.parametrize("bad", [torch.full((UNIT_SAMPLES,), torch.nan), torch.zeros(7), torch.zeros(UNIT_SAMPLES, 2)])
 def test_bad_samples_are_refused_and_the_call_goes_on_as_if_they_had_not_come(
-    engine: Engine, voice: Voice, bad: Tensor
+    engine: Engine, voice: VoicePrompt, bad: Tensor
 ) -> None:
     undisturbed = run(engine.open("a", SESSION, NO_REFERENCE, voice), 6)
     call = engine.open("b", SESSION, NO_REFERENCE, voice)
@@ -110,14 +110,14 @@ def test_bad_samples_are_refused_and_the_call_goes_on_as_if_they_had_not_come(
     assert [r.outcome.token_ids for r in disturbed] == [r.outcome.token_ids for r in undisturbed]
 
 
-def test_a_prompt_that_does_not_fit_holds_nothing(engine: Engine, voice: Voice) -> None:
+def test_a_prompt_that_does_not_fit_holds_nothing(engine: Engine, voice: VoicePrompt) -> None:
     for _ in range(50):  # were blocks kept, the cache would be empty after a few
         with pytest.raises(PromptTooLong, match="shorten"):
             engine.open("a", SessionConfig(wrap("a" * 400), SESSION.window), NO_REFERENCE, voice)
     run(engine.open("b", SESSION, NO_REFERENCE, voice), 12)
 
 
-def test_more_pictures_than_agreed_are_refused(engine: Engine, voice: Voice) -> None:
+def test_more_pictures_than_agreed_are_refused(engine: Engine, voice: VoicePrompt) -> None:
     call = engine.open("a", SESSION, NO_REFERENCE, voice)
     pictures = (Image.new("RGB", (64, 64)),) * 2
     with pytest.raises(InputError, match="2 pictures"):
@@ -126,7 +126,7 @@ def test_more_pictures_than_agreed_are_refused(engine: Engine, voice: Voice) -> 
 
 
 def test_without_a_window_the_call_ends_when_the_context_is_full(tiny_checkpoint: Path) -> None:
-    session = SessionConfig(window=OffWindow(200), draws=Draws.MOST_LIKELY)
+    session = SessionConfig(window=OffWindow(200), draws=Draws.MOST_LIKELY, max_text_tokens=0)
     engine = engine_for(tiny_checkpoint, session)
     call = engine.open("a", session, NO_REFERENCE, build.voice(engine))
     sizes: list[int] = []
@@ -168,24 +168,23 @@ def live_tensor_bytes() -> int:
     return sum(storages.values())
 
 
-def test_closing_a_call_again_does_not_touch_a_later_call_of_the_same_name(engine: Engine, voice: Voice) -> None:
+def test_closing_a_call_again_does_not_touch_a_later_call_of_the_same_name(engine: Engine, voice: VoicePrompt) -> None:
     first = engine.open("same", SESSION, NO_REFERENCE, voice)
     first.close()
     second = engine.open("same", SESSION, NO_REFERENCE, voice)
-    engine.start_unit(second, build.second(0))
-    engine.step()
+    under_way = engine.hear(second.record, build.second(0))
+    engine.advance()
     first.close()
     assert first.interrupt() is None
-    results: list[object] = []
-    while not engine.is_idle:
-        results += (result for _, result in engine.step())
-    assert isinstance(results[0], UnitResult)
+    while not under_way.is_over:
+        engine.advance()
+    assert isinstance(under_way.result(), UnitResult)
     with pytest.raises(ConfigError, match="is open"):
         engine.open("same", SESSION, NO_REFERENCE, voice)
     second.close()
 
 
-def test_a_closed_call_hears_nothing_more(engine: Engine, voice: Voice) -> None:
+def test_a_closed_call_hears_nothing_more(engine: Engine, voice: VoicePrompt) -> None:
     call = engine.open("a", SESSION, NO_REFERENCE, voice)
     call.close()
     with pytest.raises(InputError, match="has ended"):

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import build
-from antiphon.config import EngineConfig, SessionConfig
+from antiphon.call import UnitResult
+from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import TurnEnded, TurnInterrupted, TurnStarted
 from antiphon.core.window import BasicWindow
-from antiphon.engine import Call, Engine, UnitResult
+from antiphon.engine import Call, Engine
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
-from antiphon.models.minicpmo.flow_cache import Voice
-from antiphon.models.minicpmo.tokens import load_tokenizer
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 SESSION = SessionConfig(window=BasicWindow(400, 300), duplex=DuplexConfig(num_forced_listens=0), max_pictures=0, seed=1)
 MAX_UNITS = 60
@@ -31,12 +31,12 @@ def _no_gradients() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint: Path) -> Engine:
-    config = EngineConfig(torch.device("cpu"), torch.float32, max_calls=3)
-    return Engine.load(open_checkpoint(tiny_checkpoint), load_tokenizer(tiny_checkpoint), config, SESSION)
+    config = EngineConfig(everywhere("cpu", Placement.HERE), Dtype.FLOAT32, max_calls=3)
+    return Engine.load(open_checkpoint(tiny_checkpoint), config, SESSION)
 
 
 @pytest.fixture(scope="module")
-def voice(engine: Engine) -> Voice:
+def voice(engine: Engine) -> VoicePrompt:
     return build.voice(engine)
 
 
@@ -56,7 +56,7 @@ def marks(results: list[UnitResult]) -> list[tuple[str, int]]:
     return [(type(event).__name__, event.turn) for event in events if isinstance(event, TurnStarted | TurnEnded)]
 
 
-def test_an_interrupted_turn_is_closed_in_the_context_and_its_words_stay(engine: Engine, voice: Voice) -> None:
+def test_an_interrupted_turn_is_closed_in_the_context_and_its_words_stay(engine: Engine, voice: VoicePrompt) -> None:
     call = engine.open("a", SESSION, torch.empty(0), voice)
     spoken = until_mid_turn(call)
     before = spoken[-1].outcome
@@ -74,7 +74,7 @@ def test_an_interrupted_turn_is_closed_in_the_context_and_its_words_stay(engine:
     call.close()
 
 
-def test_the_next_answer_starts_as_a_new_turn_of_a_new_epoch(engine: Engine, voice: Voice) -> None:
+def test_the_next_answer_starts_as_a_new_turn_of_a_new_epoch(engine: Engine, voice: VoicePrompt) -> None:
     call = engine.open("a", SESSION, torch.empty(0), voice)
     first = until_mid_turn(call)
     call.interrupt()
@@ -86,18 +86,20 @@ def test_the_next_answer_starts_as_a_new_turn_of_a_new_epoch(engine: Engine, voi
     call.close()
 
 
-def test_queued_speech_is_void_at_once(engine: Engine, voice: Voice) -> None:
+def test_queued_speech_is_void_at_once(engine: Engine, voice: VoicePrompt) -> None:
     call = engine.open("a", SESSION, torch.empty(0), voice)
     spoken = until_mid_turn(call)
     queued = sum(speech.samples.numel() for speech in spoken[-1].speech)
     happened = call.interrupt()
     assert happened is not None
     assert happened.num_void_samples == queued > 0
-    assert call.playback.end_s == happened.at_s
+    total = sum(speech.samples.numel() for result in spoken for speech in result.speech)
+    assert happened.num_heard_samples == total - queued
+    assert call.record.playback.end_s == happened.at_s
     call.close()
 
 
-def test_interrupting_silence_changes_nothing(engine: Engine, voice: Voice) -> None:
+def test_interrupting_silence_changes_nothing(engine: Engine, voice: VoicePrompt) -> None:
     listening = replace(SESSION, duplex=DuplexConfig(num_forced_listens=4))
     results = {}
     for is_interrupted in (False, True):
@@ -112,7 +114,7 @@ def test_interrupting_silence_changes_nothing(engine: Engine, voice: Voice) -> N
     assert results[True] == results[False]
 
 
-def test_interrupting_twice_is_interrupting_once(engine: Engine, voice: Voice) -> None:
+def test_interrupting_twice_is_interrupting_once(engine: Engine, voice: VoicePrompt) -> None:
     call = engine.open("a", SESSION, torch.empty(0), voice)
     until_mid_turn(call)
     assert call.interrupt() is not None
@@ -121,7 +123,7 @@ def test_interrupting_twice_is_interrupting_once(engine: Engine, voice: Voice) -
     call.close()
 
 
-def test_another_call_does_not_notice(engine: Engine, voice: Voice) -> None:
+def test_another_call_does_not_notice(engine: Engine, voice: VoicePrompt) -> None:
     watched: dict[bool, list[tuple[int, ...]]] = {}
     for is_interrupting in (False, True):
         calls = [

@@ -29,14 +29,20 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "models": ("core.duplex", "errors", "kernels", "units"),
     "stages": ("core", "errors", "kernels", "models", "units"),
     "config": ("core", "errors", "models.minicpmo.prompt"),
+    "runner": ("config", "errors"),
     "inspection": ("config", *STAGES_AND_BELOW),
-    "engine": ("config", *STAGES_AND_BELOW),
-    "live": ("config", "engine", *STAGES_AND_BELOW),
+    "happenings": STAGES_AND_BELOW,
+    "counts": STAGES_AND_BELOW,
+    "call": ("config", "happenings", *STAGES_AND_BELOW),
+    "assembly": ("config", "runner", *STAGES_AND_BELOW),
+    "engine": ("assembly", "call", "config", "counts", "happenings", "runner", *STAGES_AND_BELOW),
+    "live": ("config", "counts", "engine", "happenings", *STAGES_AND_BELOW),
+    "aio": ("config", "counts", "happenings", "live", *STAGES_AND_BELOW),
     "recording": ("errors", "units"),
     "timeline": ("core", "units"),
     "offline": ("config", "engine", "recording", *STAGES_AND_BELOW),
     "server": ("config", "core.messages", "errors"),
-    "bench": ("config", "engine", "offline", "recording", *STAGES_AND_BELOW),
+    "bench": ("config", "engine", "offline", "recording", "runner.device", *STAGES_AND_BELOW),
     "__main__": (
         "bench",
         "config",
@@ -44,6 +50,7 @@ LAYOUT: dict[str, tuple[str, ...]] = {
         "inspection",
         "offline",
         "recording",
+        "runner.device",
         "server",
         "timeline",
         *STAGES_AND_BELOW,
@@ -123,7 +130,7 @@ def libraries_out_of_place(code: Source) -> Found:
         top = name.partition(".")[0]
         if code.part in PURE_PARTS and top not in ("antiphon", *sys.stdlib_module_names):
             yield line, f"{code.part} is pure Python and may not import {name}"
-        if (top == "asyncio" and code.part != "server") or (top == "torch" and code.part == "server"):
+        if (top == "asyncio" and code.part not in ("aio", "server")) or (top == "torch" and code.part == "server"):
             yield line, f"{code.part} may not import {name}"
 
 

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from antiphon import config
-from antiphon.config import EngineConfig, SessionConfig, resolve_device
+from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
@@ -35,6 +35,7 @@ from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
 from antiphon.models.minicpmo.voice import VoicePreparer
 from antiphon.offline import NoCamera, PictureFolder, play
 from antiphon.recording import CallWriter, Channels, Recording, read_voice, to_input_rate
+from antiphon.runner.device import resolve_device
 from antiphon.timeline import Timeline
 
 DEFAULT_MODEL = "openbmb/MiniCPM-o-4_5"
@@ -49,11 +50,6 @@ class WindowMode(Enum):
     OFF = "off"
     BASIC = "basic"
     CONTEXT = "context"
-
-
-class Dtype(Enum):
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +127,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
         reference = None if voice is None else read_voice(voice)
         torch_device = resolve_device(device)
         channels = Channels.MODEL if mono else Channels.CALLER_AND_MODEL
-        with CallWriter(output, channels) as writer, _event_file(events) as log, torch.inference_mode():
+        with CallWriter(output, channels) as writer, _event_file(events) as log:
             checkpoint = open_checkpoint(model)
             tokenizer = load_tokenizer(checkpoint.folder)
             session = SessionConfig(
@@ -141,13 +137,13 @@ def run(  # noqa: PLR0913 - one parameter per flag
                 draws=Draws.MOST_LIKELY if greedy else Draws.SAMPLED,
                 seed=seed,
                 max_pictures=0 if video is None else 1,
+                max_text_tokens=0,
             )
-            engine_config = EngineConfig(torch_device, _dtype(dtype, torch_device))
-            _announce(checkpoint, session, engine_config)
-            engine = Engine.load(checkpoint, tokenizer, engine_config, session)
-            call = _open_call(engine, checkpoint, session, reference)
-            last = _follow(play(heard, camera, call, writer), heard.num_units, log)
-            call.close()
+            engine_config = EngineConfig(everywhere(device), _dtype(dtype, torch_device))
+            _announce(checkpoint, session, device, engine_config)
+            with Engine.load(checkpoint, engine_config, session) as engine:
+                call = _open_call(engine, checkpoint, session, reference)
+                last = _follow(play(heard, camera, call, writer), heard.num_units, log)
         console.print(f"wrote {output}", highlight=False, soft_wrap=True)
     if last.code != "completed":
         raise typer.Exit(EXIT_CONTEXT_FULL)
@@ -229,9 +225,9 @@ def _errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from error
 
 
-def _announce(checkpoint: Checkpoint, session: SessionConfig, engine: EngineConfig) -> None:
-    dtype = str(engine.dtype).removeprefix("torch.")
-    console.print(f"antiphon: {checkpoint.folder.name} on {engine.device}, {dtype}", highlight=False, soft_wrap=True)
+def _announce(checkpoint: Checkpoint, session: SessionConfig, device: str, engine: EngineConfig) -> None:
+    dtype = engine.dtype.value
+    console.print(f"antiphon: {checkpoint.folder.name} on {device}, {dtype}", highlight=False, soft_wrap=True)
     console.print(f"window {session.window}, slide {session.slide.value}", highlight=False, soft_wrap=True)
     if checkpoint.is_tiny:
         console.print("THE TINY CHECKPOINT HAS RANDOM WEIGHTS: WHAT IT SAYS IS NOISE", style="bold red")
@@ -243,9 +239,9 @@ def _open_call(
 ) -> Call:
     """reference: a voice's samples [channels, n] and rate, for the prompt and for the vocoder."""
     samples, rate_hz = _default_voice() if reference is None else reference
-    prompt = _voice_preparer(checkpoint, engine.num_mel_bins).prepare(samples, rate_hz)
+    prompt = _voice_preparer(checkpoint, engine.model.flow.num_mel_bins).prepare(samples, rate_hz)
     in_prompt = torch.empty(0) if reference is None else to_input_rate(samples, rate_hz)
-    return engine.open("run", session, in_prompt, engine.build_voice(prompt))
+    return engine.open("run", session, in_prompt, prompt)
 
 
 def _voice_preparer(checkpoint: Checkpoint, num_mel_bins: int) -> VoicePreparer:
@@ -263,10 +259,10 @@ def _default_voice() -> tuple[Tensor, int]:
         return read_voice(path)
 
 
-def _dtype(asked: Dtype | None, device: torch.device) -> torch.dtype:
-    if asked is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return torch.float32 if asked is Dtype.FLOAT32 else torch.bfloat16
+def _dtype(asked: Dtype | None, device: torch.device) -> Dtype:
+    if asked is not None:
+        return asked
+    return Dtype.FLOAT32 if device.type == "cpu" else Dtype.BFLOAT16
 
 
 def _given(value: int | None, default: int) -> int:

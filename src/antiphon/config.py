@@ -1,13 +1,14 @@
 """Settings of an engine and of a session, fully decided: no field means "work it out later".
 
 The dataclasses of single concerns (window, sampling, loop) live in `core`; this joins them and checks them together.
+No torch here, so that whoever only talks to an engine can read and write settings.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-
-import torch
+from enum import Enum
 
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
@@ -24,25 +25,82 @@ DEFAULT_MAX_UNITS = 24
 DEFAULT_PREVIOUS_MAX_TOKENS = 500
 
 
+class Dtype(Enum):
+    """Of everything but flow and vocoder, which are float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Placement(Enum):
+    """Where a stage runs. What it does and is told is the same everywhere."""
+
+    HERE = "here"
+    """In whatever thread uses the engine, one step after the other: for tests and for debugging."""
+    THREAD = "thread"
+    """In a thread of its own, on a CUDA stream of its own."""
+    PROCESS = "process"
+    """In a process of its own, with its own copy of what it loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """device: cpu, cuda or cuda:N."""
+
+    device: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class StagesConfig:
+    """Where each stage runs."""
+
+    thinker: StageConfig
+    talker: StageConfig
+    code2wav: StageConfig
+
+
+def everywhere(device: str, placement: Placement = Placement.THREAD) -> StagesConfig:
+    """All stages alike."""
+    stage = StageConfig(device, placement)
+    return StagesConfig(stage, stage, stage)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """max_calls: sessions of the kind that the engine is made for whose caches fit at once.
 
+    speaking_share: the part of them that may speak at the same time; who comes later waits until a turn ends.
     max_prompt_tokens: prompts above it are refused.
     shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
+    max_stored_voice_bytes: of conditioned voices that stay when their last user goes.
     """
 
-    device: torch.device
-    dtype: torch.dtype
+    stages: StagesConfig
+    dtype: Dtype
     max_calls: int = 1
     max_prompt_tokens: int = 2048
+    speaking_share: float = 1.0
     shares_prompts: bool = True
     max_stored_prompt_bytes: int = 2**30
+    max_stored_voice_bytes: int = 2**30
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speaking_share <= 1:
+            raise ConfigError(f"speaking_share must be above 0 and at most 1, got {self.speaking_share}")
+
+    @property
+    def max_speaking_calls(self) -> int:
+        return math.ceil(self.speaking_share * self.max_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """max_pictures: in one second. max_slices: items that a picture may be cut into besides the view; 1 for none."""
+    """max_pictures: in one second. max_slices: items that a picture may be cut into besides the view; 1 for none.
+
+    max_text_tokens: of what is typed in one second.
+    keeps_inputs: the call can be moved to another worker, at the price of the embeddings of all that its window holds.
+    """
 
     prompt: PromptText = field(default_factory=lambda: wrap(DEFAULT_INSTRUCTIONS))
     window: WindowPolicy = field(default_factory=lambda: BasicWindow(DEFAULT_HIGH_TOKENS, DEFAULT_LOW_TOKENS))
@@ -54,6 +112,8 @@ class SessionConfig:
     seed: int = 0
     max_pictures: int = 1
     max_slices: int = 1
+    max_text_tokens: int = 64
+    keeps_inputs: bool = False
 
 
 def check_window(window: WindowPolicy, max_unit_tokens: int, max_position_tokens: int) -> None:
@@ -66,13 +126,3 @@ def check_window(window: WindowPolicy, max_unit_tokens: int, max_position_tokens
         )
     if window.max_prompt_tokens(max_unit_tokens, max_position_tokens) < 0:
         raise ConfigError(f"a window {window} has no room for a unit of up to {max_unit_tokens} tokens; keep more")
-
-
-def resolve_device(name: str) -> torch.device:
-    """Raises: ConfigError if torch has no such device here."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device

@@ -1,58 +1,68 @@
-"""The engine: networks, stages, and calls that run through them, several in one step.
+"""The engine: calls, the three stages that serve them, and the way of every second through them.
 
-The order within a unit is thinker → talker → code2wav, joined by the messages of `core.messages`. Shown by
-tests/test_engine.py and the golden kind endtoend.
+    UnitInput → thinker → Handoff → talker → CodecChunk → code2wav → Speech
+
+It passes messages on and keeps account of them; it computes nothing. One thread uses it at a time, and things happen
+while that thread is in `advance`. Shown by tests/test_engine.py, tests/test_placements.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TypeVar, assert_never
 
 import torch
 from torch import Tensor
 
-from antiphon.config import EngineConfig, SessionConfig, check_window
-from antiphon.core.clock import Clock
-from antiphon.core.events import (
-    Event,
-    SessionOpened,
-    SpeechQueued,
-    TurnEnded,
-    TurnInterrupted,
-    TurnStarted,
-    UnitDecided,
-    WindowSlid,
+from antiphon.assembly import (
+    Code2WavAnswer,
+    FromCode2Wav,
+    FromTalker,
+    FromThinker,
+    Inbox,
+    Stages,
+    StageSettings,
+    TalkerAnswer,
+    ThinkerAnswer,
+    assemble,
+    stage_settings,
 )
-from antiphon.core.messages import CodecChunk
-from antiphon.core.playback import PlaybackClock
-from antiphon.core.prompts import PromptCounts
-from antiphon.core.sampling import Draws
-from antiphon.errors import AntiphonError, AudioError, InputError
+from antiphon.call import CallPhase, CallRecord, MovedCall, Second, TellMoved, UnitResult
+from antiphon.config import EngineConfig, SessionConfig
+from antiphon.core.clock import Clock
+from antiphon.core.events import SessionEnded, SessionOpened, SpeechLost, TurnInterrupted
+from antiphon.core.messages import (
+    Close,
+    Done,
+    Dropped,
+    Failed,
+    Fault,
+    HeardUnit,
+    Interrupt,
+    Open,
+    Opened,
+    Refused,
+    Retain,
+    Surveyed,
+)
+from antiphon.counts import EngineCounts, Surveys
+from antiphon.errors import AntiphonError, CallEnded, ConfigError, EngineStopped, InputError, InternalError
+from antiphon.happenings import Happening, opening_event
 from antiphon.models.minicpmo.checkpoint import Checkpoint
-from antiphon.models.minicpmo.flow import MelSynthesizer, draw_noise
-from antiphon.models.minicpmo.flow_cache import Voice
-from antiphon.models.minicpmo.model import Model, load_model
-from antiphon.models.minicpmo.tokens import TextTokenizer
-from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise, Vocoder
+from antiphon.models.minicpmo.flow import draw_noise
+from antiphon.models.minicpmo.model import ModelConfig, model_config
+from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.stages.code2wav.stage import Code2WavStage
-from antiphon.stages.code2wav.state import Code2WavState
-from antiphon.stages.paged import CacheConfig
-from antiphon.stages.talker.stage import TalkerStage
-from antiphon.stages.talker.state import TalkerSession, TalkerState
-from antiphon.stages.thinker.decider import Decider
-from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState
-from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
-from antiphon.units import OUTPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
+from antiphon.runner.placed import Died
+from antiphon.stages.thinker.rebuild import Retained
+from antiphon.stages.thinker.state import PromptReady, ThinkerSession, UnitInput, UnitOutcome
+from antiphon.units import UNIT_S
 
-NUM_FLOW_STEPS = 10
-"""Euler steps of the vocoder's flow, as the reference's duplex default (REFERENCE 4.7)."""
-
+AboutT = TypeVar("AboutT")
+ResultT = TypeVar("ResultT")
 
 FLOW_NOISE_SEED = 0
 """The reference draws this noise once, unseeded (REFERENCE 9.3); ours is the same for all engines."""
@@ -65,258 +75,350 @@ class MonotonicClock:
         return time.perf_counter()
 
 
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """What the model says.
-
-    at_s: when it became available, on the input's clock.
-    start_samples: where it plays, on the output's clock: after what was queued before.
-    samples: [n] float32 on the host, 24 kHz; n = 0 when code2wav holds everything back.
-    """
-
-    chunk: CodecChunk
-    at_s: float
-    start_samples: int
-    samples: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class UnitResult:
-    """Everything that one second of a call came to."""
-
-    outcome: UnitOutcome
-    speech: tuple[Speech, ...]
-    events: tuple[Event, ...]
-
-
 class Engine:
-    """Owns the stages and their caches, which hold `EngineConfig.max_calls` calls like `session`."""
+    """Owns the records of all calls. What sessions hold in a stage is that stage's. Use as a context, or `stop` it."""
 
     def __init__(
-        self,
-        model: Model,
-        tokenizer: TextTokenizer,
-        config: EngineConfig,
-        session: SessionConfig,
-        flow_noise: Tensor,
-        clock: Clock,
+        self, stages: Stages, inbox: Inbox, tokenizer: TextTokenizer, model: ModelConfig, clock: Clock
     ) -> None:
-        """session: whose need the cache is sized for. flow_noise: [M, N] float32 on the engine's device.
-
-        Raises: ConfigError if the session's window does not fit the model.
-        """
+        """inbox: where the stages put their answers."""
         self.tokenizer = tokenizer
-        self.config = config
-        self.num_mel_bins = model.config.flow.num_mel_bins
+        self.model = model
+        self._stages = stages
+        self._inbox = inbox
         self._clock = clock
-        senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision)
-        max_unit_tokens = (
-            senses.num_input_tokens(session.max_pictures, session.max_slices) + session.duplex.max_output_tokens
-        )
-        check_window(session.window, max_unit_tokens, model.config.thinker.max_position_tokens)
-        window_tokens = session.window.peak_tokens(config.max_prompt_tokens, max_unit_tokens)
-        decider = Decider(model.thinker, tokenizer, _cache(config, window_tokens, NUM_SEGMENTS))
-        self._thinker = ThinkerStage(senses, decider, tokenizer, _prompt_limits(config))
-        talker_tokens = model.config.talker.max_position_tokens
-        self._talker = TalkerStage(model.talker, _cache(config, talker_tokens, num_segments=1))
-        self._synthesizer = MelSynthesizer(model.flow, flow_noise, NUM_FLOW_STEPS)
-        self._code2wav = Code2WavStage(self._synthesizer, Vocoder(model.hift))
-        self._open_calls: dict[str, Call] = {}
-        self._on_their_way: dict[str, _Second] = {}
+        self._calls: dict[str, CallRecord] = {}
+        self._num_opened = 0
+        self._death: AntiphonError | None = None
+        self._surveys = Surveys()
 
     @staticmethod
-    def load(checkpoint: Checkpoint, tokenizer: TextTokenizer, config: EngineConfig, session: SessionConfig) -> Engine:
-        """session: whose need the cache is sized for. Raises: CheckpointError, ConfigError."""
-        if config.device.type == "cuda":
-            # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
-            torch.backends.cudnn.allow_tf32 = False
-        model = load_model(checkpoint, config.device, config.dtype)
-        noise = draw_noise(model.config.flow.num_mel_bins, FLOW_NOISE_SEED, config.device)
-        return Engine(model, tokenizer, config, session, noise, MonotonicClock())
+    def load(checkpoint: Checkpoint, config: EngineConfig, session: SessionConfig) -> Engine:
+        """session: whose need the caches are sized for. Raises: CheckpointError, ConfigError."""
+        noise = draw_noise(model_config(checkpoint).flow.num_mel_bins, FLOW_NOISE_SEED, torch.device("cpu"))
+        return Engine.from_noise(checkpoint, config, session, noise)
 
-    def build_voice(self, prompt: VoicePrompt) -> Voice:
-        """Condition the vocoder on a voice; it may be used by any number of calls. Raises: AudioError."""
-        return self._synthesizer.build_voice(prompt)
+    @staticmethod
+    def from_noise(checkpoint: Checkpoint, config: EngineConfig, session: SessionConfig, flow_noise: Tensor) -> Engine:
+        """flow_noise: [M, N] float32 on the host, what all speech is made from."""
+        inbox: Inbox = SimpleQueue()
+        stages = assemble(checkpoint.folder, config, session, flow_noise, inbox)
+        tokenizer = load_tokenizer(checkpoint.folder)
+        return Engine(stages, inbox, tokenizer, model_config(checkpoint), MonotonicClock())
 
-    def open(self, session_id: str, session: SessionConfig, reference: Tensor, voice: Voice) -> Call:
-        """Start a call.
+    def __enter__(self) -> Engine:
+        return self
 
-        reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none.
-        Raises: PromptTooLong, AudioError, ResourceExhausted; nothing is held then.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End all calls, and the stages; idempotent."""
+        self._death = EngineStopped("the engine was stopped")
+        self.end_all(self._death)
+        self._stages.stop()
+
+    def end_all(self, error: AntiphonError) -> None:
+        """End all calls, also those that other threads are about to begin; nobody is left waiting."""
+        death, self._death = self._death, error
+        for record in list(self._calls.values()):
+            self._end(record, error)
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if not isinstance(item, FromThinker | FromTalker | FromCode2Wav):
+                item()
+        self._surveys.give_up(error)
+        self._death = death
+
+    def open(self, session_id: str, session: SessionConfig, reference: Tensor, voice: VoicePrompt) -> Call:
+        """Start a call and wait until it can hear.
+
+        Raises: ConfigError if a call of this name is open, PromptTooLong, AudioError, ResourceExhausted; nothing is
+        held then.
         """
-        started_s = self._clock.now_s()
-        thinker = self._thinker.open(
-            ThinkerSession(
-                session_id=session_id,
-                prompt=session.prompt,
-                reference=reference,
-                window=session.window,
-                slide=session.slide,
-                max_pictures=session.max_pictures,
-                max_slices=session.max_slices,
-                duplex=session.duplex,
-                sampling=session.text,
-                draws=session.draws,
-                seed=_stream_seed(session.seed, _Stream.TEXT),
-            )
-        )
-        codec_seed = _stream_seed(session.seed, _Stream.CODEC)
-        talker = self._talker.open(TalkerSession(session_id, session.codec, session.draws, codec_seed))
-        noise = (
-            NoNoise(self.config.device)
-            if session.draws is Draws.MOST_LIKELY
-            else SeededNoise(_stream_seed(session.seed, _Stream.SOURCE), self.config.device)
-        )
-        opened = SessionOpened(
-            session_id=session_id,
-            num_prompt_tokens=thinker.mind.memory.context.num_tokens,
-            max_context_tokens=thinker.max_tokens,
-            is_prompt_hit=thinker.is_prompt_hit,
-            prompt_ms=1000 * (self._clock.now_s() - started_s),
-        )
-        call = Call(self, CallStates(thinker, talker, self._code2wav.open(voice, noise)), opened)
-        self._open_calls[session_id] = call
+        call = self.begin(session_id, session, reference, voice, listener=_nobody)
+        while call.record.phase is CallPhase.OPENING:
+            self.advance()
+        if call.record.error is not None:
+            raise call.record.error
         return call
+
+    def begin(
+        self,
+        session_id: str,
+        session: SessionConfig,
+        reference: Tensor,
+        voice: VoicePrompt,
+        listener: Callable[[Happening], None],
+    ) -> Call:
+        """Start a call; its listener is told SessionOpened, or SessionEnded with the reason why it could not start.
+
+        reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none. voice: to speak with.
+        listener: is told everything that happens in the call, in the engine's thread.
+        Raises: ConfigError if a call of this name is open.
+        """
+        record = self._new_record(session_id, session, listener)
+        settings = stage_settings(record.key, session, reference, voice, deadline_s=record.opened_s + UNIT_S)
+        return self._begin(record, settings, settings.thinker)
+
+    def resume(
+        self, session_id: str, moved: MovedCall, voice: VoicePrompt, listener: Callable[[Happening], None]
+    ) -> Call:
+        """Go on with a call of another engine where it stopped. Parameters and errors as of `begin`.
+
+        Its context is computed anew from what was retained of it.
+        """
+        record = self._new_record(session_id, moved.session, listener)
+        record.num_units, record.turn = moved.num_units, moved.turn
+        reference, deadline_s = moved.retained.session.reference, record.opened_s + UNIT_S
+        settings = stage_settings(record.key, moved.session, reference, voice, deadline_s)
+        return self._begin(record, settings, moved.retained.for_session(settings.thinker))
+
+    def retain(self, record: CallRecord, tell: TellMoved) -> None:
+        """Ask for all that the call needs to go on elsewhere, after the seconds that are on their way; it stays open.
+
+        tell: is called with it, or with why there is none.
+        """
+        address = record.next_address()
+        record.moving[address.epoch, address.seq] = tell
+        self._stages.thinker.send(Retain(address, self._clock.now_s()))
+
+    def hear(self, record: CallRecord, heard: UnitInput) -> Second:
+        """Send a second of a call on its way. Raises: InputError if the call was closed, or what it failed with."""
+        if record.phase is CallPhase.ENDED:
+            assert record.error is not None, f"{record.key} ended for no reason"
+            if not isinstance(record.error, CallEnded):
+                raise record.error
+            raise InputError(f"the call {record.session_id!r} has ended; open another one")
+        now_s = self._clock.now_s()
+        address, second = record.send(now_s)
+        # The listener runs dry when what is queued has been played.
+        deadline_s = now_s + max(0.0, record.playback.end_s - record.now_s)
+        self._stages.thinker.send(HeardUnit(address, deadline_s, heard))
+        return second
+
+    def interrupt(self, record: CallRecord) -> TurnInterrupted | None:
+        """Stop a call's present answer at once, wherever it is.
+
+        Queued speech is void, talker and vocoder forget the turn, and the thinker closes it in the context: what was
+        said until now stays there. Returns None if nothing was being said or played.
+        """
+        is_heard = record.is_saying or bool(record.unspoken)
+        num_void_samples = record.playback.cut(record.now_s)
+        if record.phase is not CallPhase.OPEN or not (is_heard or num_void_samples or record.undecided):
+            return None
+        record.enter_next_epoch()
+        for stage in self._stages.all:
+            stage.send(Interrupt(record.key, record.epoch))
+        if not is_heard and not num_void_samples:
+            return None
+        num_heard_samples = max(0, record.num_turn_samples - num_void_samples)
+        event = TurnInterrupted(record.turn, record.epoch, record.now_s, num_heard_samples, num_void_samples)
+        record.listener(event)
+        return event
+
+    def close(self, record: CallRecord) -> None:
+        """End a call wherever it is and give everything back; idempotent."""
+        if record.phase is not CallPhase.ENDED:
+            self._end(record, CallEnded("the caller closed the call"))
+
+    def advance(self) -> None:
+        """Wait for something to do, and do it: pass on what stages answered, step those that run here."""
+        is_waiting = self._stages.are_idle
+        while is_waiting or not self._inbox.empty():
+            item = self._inbox.get()
+            is_waiting = False
+            match item:
+                case FromThinker(answer=answer):
+                    self._from_thinker(answer)
+                case FromTalker(answer=answer):
+                    self._from_talker(answer)
+                case FromCode2Wav(answer=answer):
+                    self._from_code2wav(answer)
+                case action:
+                    action()
+        self._stages.step()
 
     @property
     def is_idle(self) -> bool:
-        """No second of any call is on its way."""
-        return not self._on_their_way
+        """`advance` would wait: nothing has come in, and the stages that run here have nothing to do."""
+        return self._stages.are_idle and self._inbox.empty()
 
-    def start_unit(self, call: Call, heard: UnitInput) -> None:
-        """Let a call live through one second; `step` returns what it came to.
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Let the engine's thread do something. The one method for other threads."""
+        self._inbox.put(action)
 
-        Raises: AudioError, ImageError or InputError for bad input, with the call as before;
-        ContextLengthExceeded when the window is off and the context full: the call is over then.
-        """
-        if not self._is_open(call):
-            raise InputError(f"the call {call.session_id!r} has ended; open another one")
-        assert call.session_id not in self._on_their_way, f"a second of {call.session_id} is on its way already"
-        if heard.samples.shape != (UNIT_SAMPLES,):
-            raise AudioError(f"a unit is {UNIT_SAMPLES} samples of one channel, got shape {tuple(heard.samples.shape)}")
-        timer = _Timer(self._clock)
-        self._thinker.start_unit(call.states.thinker, heard, deadline_s=call.playback.end_s)
-        self._on_their_way[call.session_id] = _Second(call, timer)
+    def survey(self) -> EngineCounts:
+        """Ask all stages how things stand, and wait for it. Raises: AntiphonError if the engine is no more."""
+        told: list[EngineCounts | AntiphonError] = []
+        self.ask(told.append)
+        while not told:
+            self.advance()
+        if isinstance(told[0], AntiphonError):
+            raise told[0]
+        return told[0]
 
-    def step(self) -> list[tuple[Call, UnitResult | AntiphonError]]:
-        """One step of each stage for the most urgent calls. Returns the seconds that came to their end.
-
-        A call whose second ended with an error is over. Nobody's error touches another call.
-        """
-        ended: list[tuple[Call, UnitResult | AntiphonError]] = []
-        for session_id, outcome in self._thinker.step().items():
-            second = self._on_their_way[session_id]
-            if isinstance(outcome, AntiphonError):
-                ended.append((second.call, outcome))
-            else:
-                second.outcomes.append((outcome, second.timer.lap_ms()))
-                talker = second.call.states.talker
-                self._talker.start(talker, outcome.handoffs, deadline_s=second.call.playback.end_s)
-        for session_id, chunks in self._talker.step().items():
-            second = self._on_their_way[session_id]
-            if isinstance(chunks, AntiphonError):
-                ended.append((second.call, chunks))
-            else:
-                second.talker_ms = second.timer.lap_ms()
-                second.unspoken += chunks
-                second.is_decided = True
-        self._speak_most_urgent()
-        complete = [second for second in self._on_their_way.values() if second.is_decided and not second.unspoken]
-        ended += ((second.call, second.result()) for second in complete)
-        for call, _ in ended:
-            del self._on_their_way[call.session_id]
-        return ended
+    def ask(self, tell: Callable[[EngineCounts | AntiphonError], None]) -> None:
+        """Ask all stages how things stand; tell: is called with what they say, or with why they say nothing."""
+        if self._death is not None:
+            tell(self._death)
+            return
+        question = self._surveys.ask(tell)
+        for stage in self._stages.all:
+            stage.send(question)
 
     def run_units(self, seconds: Sequence[tuple[Call, UnitInput]]) -> list[UnitResult | AntiphonError]:
-        """Let different calls live through one second each, together, and wait for all; nothing else may be on its way.
-
-        Returns one result per call, in order, as `start_unit` raises and `step` returns them.
-        """
-        assert self.is_idle, f"seconds of {sorted(self._on_their_way)} are on their way"
-        results: dict[str, UnitResult | AntiphonError] = {}
+        """Let calls live through one second each, together, and wait for all. One result per call, in order."""
+        on_their_way: list[Second | AntiphonError] = []
         for call, heard in seconds:
             try:
-                self.start_unit(call, heard)
+                on_their_way.append(self.hear(call.record, heard))
             except AntiphonError as error:
-                results[call.session_id] = error
-        while not self.is_idle:
-            results |= {call.session_id: result for call, result in self.step()}
-        return [results[call.session_id] for call, _ in seconds]
+                on_their_way.append(error)
+        while any(isinstance(second, Second) and not second.is_over for second in on_their_way):
+            self.advance()
+        return [second.result() if isinstance(second, Second) else second for second in on_their_way]
 
-    def interrupt(self, call: Call) -> TurnInterrupted | None:
-        """Stop a call's present answer between units.
+    def _new_record(self, session_id: str, session: SessionConfig, listener: Callable[[Happening], None]) -> CallRecord:
+        if self._death is not None:
+            raise self._death
+        if any(record.session_id == session_id for record in self._calls.values()):
+            raise ConfigError(f"a session named {session_id!r} is open; end it first or take another name")
+        # A name may come again while answers to its last owner are under way.
+        key = f"{session_id} ({self._num_opened})"
+        self._num_opened += 1
+        return CallRecord(session_id, key, session, listener, self._clock.now_s())
 
-        Talker and vocoder forget it, queued speech is void, and the call's next unit closes the turn in the context:
-        what was said until now stays there. Returns None if nothing was being said or played.
-        """
-        if not self._is_open(call):
-            return None
-        assert call.session_id not in self._on_their_way, f"a second of {call.session_id} is on its way"
-        mind = call.states.thinker.mind
-        at_s = mind.num_units * UNIT_S
-        turn, is_saying = mind.turn, mind.is_turn_open or mind.is_speaking
-        num_void_samples = call.playback.cut(at_s)
-        if not is_saying and not num_void_samples:
-            return None
-        self._thinker.interrupt(call.states.thinker)
-        self._talker.close(call.states.talker)
-        self._code2wav.reset_turn(call.states.code2wav)
-        return TurnInterrupted(turn, mind.epoch, at_s, num_void_samples)
+    def _begin(self, record: CallRecord, settings: StageSettings, thinker: ThinkerSession | Retained) -> Call:
+        self._calls[record.key] = record
+        self._stages.thinker.send(Open(record.key, thinker))
+        self._stages.talker.send(Open(record.key, settings.talker))
+        self._stages.code2wav.send(Open(record.key, settings.code2wav))
+        return Call(self, record)
 
-    @property
-    def prompt_counts(self) -> PromptCounts:
-        """Hits, misses and evictions of shared prompts, and the blocks that they hold."""
-        return self._thinker.prompts.counts
-
-    def close(self, call: Call) -> None:
-        """End a call wherever it is and give everything back; idempotent."""
-        # Stages know sessions by name, and another call may have the name by now.
-        if not self._is_open(call):
+    def _from_thinker(self, answer: ThinkerAnswer | Died) -> None:
+        if isinstance(answer, Surveyed):
+            self._surveys.take_thinker(answer)
             return
-        del self._open_calls[call.session_id]
-        self._on_their_way.pop(call.session_id, None)
-        self._thinker.close(call.states.thinker)
-        self._talker.close(call.states.talker)
-        self._code2wav.reset_turn(call.states.code2wav)
-
-    def _is_open(self, call: Call) -> bool:
-        return self._open_calls.get(call.session_id) is call
-
-    def _speak_most_urgent(self) -> None:
-        """Render one chunk: the first of a turn before all others, then whose listener runs dry first."""
-        waiting = [second for second in self._on_their_way.values() if second.unspoken]
-        if not waiting:
+        rest = self._take_common(answer)
+        record = None if rest is None else self._calls.get(rest.address.session_id)
+        if rest is None or record is None or (isinstance(rest, Dropped) and rest.fault is Fault.REPEATED):
             return
-        second = min(waiting, key=lambda one: (not one.unspoken[0].is_first_of_turn, one.call.playback.end_s))
-        call, chunk = second.call, second.unspoken.popleft()
-        samples = self._code2wav.speak(
-            call.states.code2wav, chunk.codec_tokens, is_turn_end=chunk.ends_turn, is_flush=chunk.is_first_of_turn
-        ).cpu()
-        at_s = (chunk.unit + 1) * UNIT_S
-        second.speech.append(Speech(chunk, at_s, call.playback.place(at_s, samples.numel()), samples))
+        tell = record.moving.pop((rest.address.epoch, rest.address.seq), None)
+        if tell is not None:
+            tell(_moved(record, rest))
+            return
+        second = record.answered(rest.address)
+        if second is None:
+            return
+        match rest:
+            case Done(result=outcome):
+                assert isinstance(outcome, UnitOutcome), f"a second came to {outcome}"
+                for handoff in record.decide(second, outcome, self._clock.now_s()):
+                    self._stages.talker.send(handoff)
+            case Refused(error=error):
+                record.lose(second, error)
+            case Dropped(fault=fault):
+                record.lose(second, InputError(f"a second before this one was lost ({fault.value})"))
+                self.interrupt(record)
+            case never:
+                assert_never(never)
 
+    def _from_talker(self, answer: TalkerAnswer | Died) -> None:
+        if isinstance(answer, Surveyed):
+            self._surveys.take_talker(answer)
+            return
+        rest = self._take_common(answer)
+        record = None if rest is None else self._calls.get(rest.address.session_id)
+        if rest is None or record is None:
+            return
+        if not isinstance(rest, Done):
+            self._lose_speech(record, rest)
+        elif record.pronounce(rest.address, self._clock.now_s()):
+            self._stages.code2wav.send(rest.result)
 
-@dataclass(frozen=True, slots=True)
-class CallStates:
-    """One call's state in each stage."""
+    def _from_code2wav(self, answer: Code2WavAnswer | Died) -> None:
+        if isinstance(answer, Surveyed):
+            self._surveys.take_code2wav(answer)
+            return
+        rest = self._take_common(answer)
+        record = None if rest is None else self._calls.get(rest.address.session_id)
+        if rest is None or record is None:
+            return
+        if isinstance(rest, Done):
+            record.speak(rest.address, rest.result, self._clock.now_s())
+        else:
+            self._lose_speech(record, rest)
 
-    thinker: ThinkerState
-    talker: TalkerState
-    code2wav: Code2WavState
+    def _take_common(
+        self, answer: Opened[AboutT] | Done[ResultT] | Dropped | Refused | Failed | Died
+    ) -> Done[ResultT] | Refused | Dropped | None:
+        """What all stages say alike. Returns what is about a piece of work."""
+        match answer:
+            case Died(reason=reason):
+                self._death = InternalError(f"a stage is gone: {reason}")
+                self.end_all(self._death)
+            case Failed(session_id=key, error=error):
+                if key in self._calls:
+                    self._end(self._calls[key], error)
+            case Opened(session_id=key, about=about):
+                if key in self._calls:
+                    self._ready(self._calls[key], about)
+            case _:
+                return answer
+        return None
+
+    def _ready(self, record: CallRecord, about: object) -> None:
+        record.num_ready += 1
+        if isinstance(about, PromptReady):
+            record.prompt = about
+        if record.num_ready == len(self._stages.all):
+            assert record.prompt is not None, f"no stage said how long the prompt of {record.key} is"
+            took_s = self._clock.now_s() - record.opened_s
+            record.phase = CallPhase.OPEN
+            record.opened = opening_event(record.session_id, record.prompt, took_s)
+            record.listener(record.opened)
+
+    def _lose_speech(self, record: CallRecord, answer: Refused | Dropped) -> None:
+        """An answer with a hole in it is stopped as if it were interrupted."""
+        address = answer.address
+        if isinstance(answer, Refused):
+            reason = str(answer.error)
+        elif answer.fault in (Fault.GAP, Fault.VOID):
+            reason = f"a part of the answer before this one was lost ({answer.fault.value})"
+        else:
+            return  # it was answered, or its answer is void already
+        if address.epoch == record.epoch:
+            record.listener(SpeechLost(address.turn, record.now_s, reason))
+            self.interrupt(record)
+
+    def _end(self, record: CallRecord, error: AntiphonError) -> None:
+        """Close a call in all stages; nothing of it is passed on afterwards."""
+        del self._calls[record.key]
+        for stage in self._stages.all:
+            stage.send(Close(record.key))
+        record.end(error)
+        record.listener(SessionEnded(record.now_s, error.code, str(error)))
 
 
 class Call:
-    """One session from its prompt to its end; made by `Engine.open`. opened: its first event."""
+    """One session from its prompt to its end; made by `Engine`, used in its thread. record: what the engine knows."""
 
-    def __init__(self, engine: Engine, states: CallStates, opened: SessionOpened) -> None:
-        self.opened = opened
-        self.states = states
-        self.playback = PlaybackClock()
+    def __init__(self, engine: Engine, record: CallRecord) -> None:
+        self.record = record
         self._engine = engine
 
     @property
     def session_id(self) -> str:
-        return self.opened.session_id
+        return self.record.session_id
+
+    @property
+    def opened(self) -> SessionOpened:
+        """Its first event."""
+        assert self.record.opened is not None, f"{self.session_id} is still opening"
+        return self.record.opened
 
     def run_unit(self, heard: UnitInput) -> UnitResult:
         """Live through one second, alone.
@@ -329,119 +431,27 @@ class Call:
             raise result
         return result
 
+    def hear(self, heard: UnitInput) -> None:
+        """Send a second on its way; the listener is told what it comes to. Raises: InputError if the call has ended."""
+        self._engine.hear(self.record, heard)
+
     def interrupt(self) -> TurnInterrupted | None:
-        """Stop the present answer between units, speech at once. Returns None if nothing was being said."""
-        return self._engine.interrupt(self)
+        """Stop the present answer. Returns None if nothing was being said."""
+        return self._engine.interrupt(self.record)
 
     def close(self) -> None:
         """Give everything back; idempotent."""
-        self._engine.close(self)
+        self._engine.close(self.record)
 
 
-@dataclass(slots=True)
-class _Second:
-    """A second of a call on its way through the stages; the outcome and its cost are there once the thinker is done.
-
-    unspoken: chunks that wait for the vocoder. is_decided: no more will come.
-    """
-
-    call: Call
-    timer: _Timer
-    outcomes: list[tuple[UnitOutcome, float]] = field(default_factory=list)
-    talker_ms: float = 0.0
-    unspoken: deque[CodecChunk] = field(default_factory=deque)
-    speech: list[Speech] = field(default_factory=list)
-    is_decided: bool = False
-
-    def result(self) -> UnitResult:
-        ((outcome, thinker_ms),) = self.outcomes
-        costs = UnitCosts(thinker_ms, self.talker_ms, code2wav_ms=self.timer.lap_ms())
-        return UnitResult(outcome, tuple(self.speech), tuple(_events(self.call, outcome, self.speech, costs)))
+def _moved(record: CallRecord, answer: Done[UnitOutcome | Retained] | Refused | Dropped) -> MovedCall | AntiphonError:
+    if isinstance(answer, Dropped):
+        return InputError(f"the question was lost ({answer.fault.value}); ask again")
+    if isinstance(answer, Refused):
+        return answer.error
+    assert isinstance(answer.result, Retained), f"what was to be retained came to {answer.result}"
+    return MovedCall(record.session, answer.result, record.num_units, answer.result.next_turn)
 
 
-def _prompt_limits(config: EngineConfig) -> PromptLimits:
-    return PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
-
-
-def _cache(config: EngineConfig, num_tokens: int, num_segments: int) -> CacheConfig:
-    """Room for all calls of the kind that the engine is made for. num_tokens: that one of them ever holds."""
-    one = CacheConfig.for_tokens(num_tokens, num_segments)
-    return CacheConfig(config.max_calls * one.num_blocks, one.block_size)
-
-
-class _Stream(Enum):
-    """Independent random streams of one session."""
-
-    TEXT = 0
-    CODEC = 1
-    SOURCE = 2
-
-
-def _stream_seed(seed: int, stream: _Stream) -> int:
-    return len(_Stream) * seed + stream.value
-
-
-class _Timer:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last_s = clock.now_s()
-
-    def lap_ms(self) -> float:
-        """Milliseconds since the last lap."""
-        now_s = self._clock.now_s()
-        lap_s, self._last_s = now_s - self._last_s, now_s
-        return 1000 * lap_s
-
-
-@dataclass(frozen=True, slots=True)
-class UnitCosts:
-    """Time that a unit spent in each stage; calls that are on their way together share it."""
-
-    thinker_ms: float
-    talker_ms: float
-    code2wav_ms: float
-
-
-def _events(call: Call, outcome: UnitOutcome, speech: Sequence[Speech], costs: UnitCosts) -> Iterator[Event]:
-    at_s = (outcome.unit + 1) * UNIT_S
-    yield UnitDecided(
-        unit=outcome.unit,
-        at_s=at_s,
-        is_listen=outcome.is_listen,
-        text=outcome.text,
-        token_ids=outcome.token_ids,
-        num_context_tokens=outcome.num_context_tokens,
-        num_context_blocks=call.states.thinker.mind.memory.context.num_blocks,
-        num_retained_units=len(outcome.retained_units),
-        thinker_ms=costs.thinker_ms,
-        talker_ms=costs.talker_ms,
-        code2wav_ms=costs.code2wav_ms,
-    )
-    if outcome.slide is not None:
-        yield WindowSlid(
-            unit=outcome.unit,
-            at_s=at_s,
-            dropped_units=tuple(record.unit for record in outcome.slide.dropped),
-            num_dropped_tokens=sum(record.num_tokens for record in outcome.slide.dropped),
-            num_context_tokens=outcome.num_context_tokens,
-            previous_ids=outcome.previous_ids,
-        )
-    for said in speech:
-        yield from _speech_events(said)
-
-
-def _speech_events(said: Speech) -> Iterator[Event]:
-    chunk, turn = said.chunk, said.chunk.address.turn
-    if chunk.is_first_of_turn:
-        yield TurnStarted(turn, chunk.unit, said.at_s)
-    if said.samples.numel():
-        yield SpeechQueued(
-            turn=turn,
-            unit=chunk.unit,
-            at_s=said.at_s,
-            start_s=said.start_samples / OUTPUT_RATE_HZ,
-            num_codec_tokens=len(chunk.codec_tokens),
-            num_samples=said.samples.numel(),
-        )
-    if chunk.ends_turn:
-        yield TurnEnded(turn, chunk.unit, said.at_s)
+def _nobody(happening: Happening) -> None:
+    """The listener of a call whose results are returned."""

@@ -9,7 +9,10 @@ AntiphonError
 ├── CheckpointError          a checkpoint that is not what the code needs
 ├── ResourceExhausted        no free blocks or slots; try again later
 ├── ContextLengthExceeded    the session's context is full; the session ends, its output so far is kept
-└── ShapeError               an operator's contract was broken
+├── ShapeError               an operator's contract was broken
+├── CallEnded                the call was closed; what was on its way is dropped
+├── EngineStopped            the engine was stopped; its sessions are over
+└── InternalError            a fault of ours that one session pays for
 """
 
 
@@ -20,7 +23,7 @@ class AntiphonError(Exception):
     is_retryable: whether the same request can succeed later without a change.
     """
 
-    code = "internal_error"
+    code = "error"
     is_retryable = False
 
 
@@ -59,3 +62,16 @@ class ContextLengthExceeded(AntiphonError):  # noqa: N818 - as above
 
 class ShapeError(AntiphonError):
     code = "shape_error"
+
+
+class CallEnded(AntiphonError):  # noqa: N818 - as above
+    code = "completed"
+
+
+class EngineStopped(AntiphonError):  # noqa: N818 - as above
+    code = "engine_stopped"
+    is_retryable = True
+
+
+class InternalError(AntiphonError):
+    code = "internal_error"

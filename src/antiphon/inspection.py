@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from antiphon.config import DEFAULT_HIGH_TOKENS
-from antiphon.core.duplex import DuplexConfig
+from antiphon.config import DEFAULT_HIGH_TOKENS, SessionConfig
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, WeightFile, fit, shortened
 from antiphon.models.minicpmo.hift_config import vocoder_generation
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
@@ -154,8 +153,10 @@ def _caches(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNeed, ...]:
     per_talker_token = kv_bytes(talker.num_layers, talker.num_kv_heads * talker.head_dim)
     talker_tokens, positions = config.talker.max_position_tokens, audio.max_positions
     per_position = kv_bytes(audio.num_layers, audio.hidden_size)
+    session = SessionConfig()
     unit_tokens = (
-        num_input_tokens(config.vision, audio, num_pictures=1, max_slices=1) + DuplexConfig().max_output_tokens
+        num_input_tokens(config.vision, audio, session.max_pictures, session.max_slices, session.max_text_tokens)
+        + session.duplex.max_output_tokens
     )
     window = f"session of {DEFAULT_HIGH_TOKENS} + {unit_tokens} tokens"
     return (

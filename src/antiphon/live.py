@@ -1,16 +1,16 @@
 """Live calls: an engine in a thread of its own, and sessions that talk to it from any other thread.
 
-A session sends sound, pictures and interruptions as they come and reads what happens; units are cut here, and a unit
-starts as soon as its second is complete, in whatever step the engine is. Not a server: no network, no pacing.
+A session sends sound, pictures and interruptions as they come and reads what happens; units are cut here, and one
+leaves for the thinker as soon as its second is complete. Not a server: no network, no pacing. For asyncio: `aio.py`.
 Shown by tests/test_live.py.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import TracebackType
 
@@ -19,98 +19,82 @@ from PIL import Image
 from torch import Tensor
 
 from antiphon.config import SessionConfig
-from antiphon.core.events import Event, InputRefused, SessionEnded, SpeechQueued
-from antiphon.engine import Call, Engine, Speech, UnitResult
-from antiphon.errors import AntiphonError, AudioError, ImageError
+from antiphon.core.events import InputRefused, SessionEnded, UnitDecided
+from antiphon.counts import EngineCounts
+from antiphon.engine import Call, Engine
+from antiphon.errors import AntiphonError, AudioError, EngineStopped, InputError, InternalError
+from antiphon.happenings import Happening
 from antiphon.models.minicpmo.audio_features import check_samples
-from antiphon.models.minicpmo.flow_cache import Voice
+from antiphon.models.minicpmo.image import check_sides
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
-from antiphon.units import INPUT_RATE_HZ, UNIT_S, UNIT_SAMPLES
+from antiphon.units import INPUT_RATE_HZ, UNIT_SAMPLES
 
-MAX_WAITING_SAMPLES = 10 * INPUT_RATE_HZ
-"""Sound that may wait for the engine; who sends faster than speech is told so."""
+MAX_WAITING_SECONDS = 10
+MAX_WAITING_SAMPLES = MAX_WAITING_SECONDS * INPUT_RATE_HZ
+"""Sound that may wait to be decided on; who sends faster than speech is told so."""
 
-_STOPPED = ("engine_stopped", "the engine was stopped")
+Tell = Callable[[Happening], None]
+"""Takes what happens in a call; called in the engine's thread, so it must not wait."""
 
-Happening = Event | Speech
-"""What a session reads: events, and speech with its samples."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Open:
-    session: LiveSession
-    config: SessionConfig
-    reference: Tensor
-    voice: Voice
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sound:
-    session: LiveSession
-    samples: Tensor
+class Sender:
+    """What a caller's threads may send into one call. Everything is taken in the order in which it was sent."""
 
+    def __init__(self, live: LiveEngine, ongoing: Ongoing) -> None:
+        self._live = live
+        self._ongoing = ongoing
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Picture:
-    session: LiveSession
-    image: Image.Image
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Interrupt:
-    session: LiveSession
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Close:
-    session: LiveSession
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Command = _Open | _Sound | _Picture | _Interrupt | _Close | _Stop
-
-
-class LiveSession:
-    """One call, for its caller's threads. Everything sent is taken in order; `happenings` ends with SessionEnded."""
-
-    def __init__(self, session_id: str, inbox: SimpleQueue[_Command]) -> None:
-        self.session_id = session_id
-        self._inbox = inbox
-        self._happened: SimpleQueue[Happening] = SimpleQueue()
-        self._waiting_lock = threading.Lock()
-        self._waiting_samples = 0
+    @property
+    def session_id(self) -> str:
+        return self._ongoing.session_id
 
     def send_audio(self, samples: Tensor) -> None:
         """samples: [n] float32 on the host, 16 kHz, any n.
 
-        Raises: AudioError if they are not finite or no such tensor, or if more waits than the engine has taken in
-        `MAX_WAITING_SAMPLES`; nothing is sent then.
+        Raises: AudioError if they are not finite or no such tensor, or if more than `MAX_WAITING_SAMPLES` would wait;
+        nothing is sent then.
         """
         check_samples(samples)
-        with self._waiting_lock:
-            if self._waiting_samples + samples.numel() > MAX_WAITING_SAMPLES:
-                raise AudioError(
-                    f"{self._waiting_samples} samples wait and {samples.numel()} more came; the limit is "
-                    f"{MAX_WAITING_SAMPLES}: send audio no faster than it is spoken"
-                )
-            self._waiting_samples += samples.numel()
-        self._inbox.put(_Sound(self, samples.clone()))
+        self._ongoing.waiting.add(samples.numel())
+        copy = samples.clone()
+        self._live.call_soon(lambda: self._ongoing.hear(copy))
 
     def send_picture(self, image: Image.Image) -> None:
-        """An RGB picture of the present second; of more than the session takes in a second the newest are seen."""
-        self._inbox.put(_Picture(self, image))
+        """An RGB picture of the present second; of more than the session takes in a second the newest are seen.
+
+        Raises: ImageError if it cannot be seen; nothing is sent then.
+        """
+        check_sides(*image.size, self._live.engine.model.vision)
+        self._live.call_soon(lambda: self._ongoing.pictures.append(image))
+
+    def send_text(self, text: str) -> None:
+        """Words that were typed, to be read with the present second; more than fit into one are read with the next.
+
+        Raises: InputError if the call takes no text or too much of it would wait; nothing is sent then.
+        """
+        # Whatever is written there is words: a special token by its name would steer the model.
+        ids = self._live.engine.tokenizer.encode_plain(text)
+        self._ongoing.typed.add(len(ids))
+        self._live.call_soon(lambda: self._ongoing.read(ids))
 
     def interrupt(self) -> None:
-        """Stop the present answer: at once between units, else when the unit on its way is over, unheard."""
-        self._inbox.put(_Interrupt(self))
+        """Stop the present answer, wherever it is."""
+        self._live.call_soon(self._ongoing.interrupt)
 
     def close(self) -> None:
         """End the call; idempotent. What is on its way is dropped."""
-        self._inbox.put(_Close(self))
+        self._live.call_soon(self._ongoing.close)
+
+
+class LiveSession(Sender):
+    """One call for its caller's threads: a sender, and what happens."""
+
+    def __init__(self, live: LiveEngine, ongoing: Ongoing, happened: SimpleQueue[Happening]) -> None:
+        super().__init__(live, ongoing)
+        self._happened = happened
 
     def happenings(self) -> Iterator[Happening]:
         """Everything that happens in the call, waiting for it, until it has ended. For one reader."""
@@ -120,40 +104,16 @@ class LiveSession:
             if isinstance(happening, SessionEnded):
                 return
 
-    def tell(self, happening: Happening) -> None:
-        """For the engine's thread: something happened."""
-        self._happened.put(happening)
-
-    def took(self, num_samples: int) -> None:
-        """For the engine's thread: so much sound waits no longer."""
-        with self._waiting_lock:
-            self._waiting_samples -= num_samples
-
-
-@dataclass(slots=True, eq=False)
-class _Ongoing:
-    """A session as the engine's thread sees it. is_void: it was interrupted while a unit was on its way."""
-
-    session: LiveSession
-    call: Call
-    max_pictures: int
-    sound: Tensor = field(default_factory=lambda: torch.empty(0))
-    pictures: deque[Image.Image] = field(default_factory=deque)
-    num_units: int = 0
-    is_on_its_way: bool = False
-    is_void: bool = False
-
 
 class LiveEngine:
     """Owns the thread that drives an engine; nothing else may touch that engine while it runs. Use as a context."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._inbox: SimpleQueue[_Command] = SimpleQueue()
-        self._ongoing: dict[LiveSession, _Ongoing] = {}
-        # Held to open a session or to stop opening them, so that none comes between the last look and the end.
+        self.engine = engine
+        self._is_stopping = False
+        # Held to send something or to stop taking it, so that nothing comes between the last look and the end.
         self._gate = threading.Lock()
-        self._is_over = False
+        self._end: AntiphonError | None = None
         self._thread = threading.Thread(target=self._run, name="antiphon engine", daemon=True)
 
     def __enter__(self) -> LiveEngine:
@@ -163,135 +123,147 @@ class LiveEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inbox.put(_Stop())
+        self.call_soon(self._stop)
         self._thread.join()
 
-    def open(self, session_id: str, config: SessionConfig, reference: Tensor, voice: Voice) -> LiveSession:
+    def open(self, session_id: str, config: SessionConfig, reference: Tensor, voice: VoicePrompt) -> LiveSession:
         """Start a call; its first happening is SessionOpened, or SessionEnded with the reason why it could not start.
 
-        reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none.
+        reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none. voice: to speak with.
         """
-        session = LiveSession(session_id, self._inbox)
+        happened: SimpleQueue[Happening] = SimpleQueue()
+        ongoing = self.begin(session_id, config, reference, voice, happened.put)
+        return LiveSession(self, ongoing, happened)
+
+    def begin(
+        self, session_id: str, config: SessionConfig, reference: Tensor, voice: VoicePrompt, tell: Tell
+    ) -> Ongoing:
+        """As `open`, for who takes happenings in another way."""
+        ongoing = Ongoing(session_id, config.max_pictures, config.max_text_tokens, tell)
+
         with self._gate:
-            if self._is_over:
-                session.tell(SessionEnded(0.0, *_STOPPED))
+            if self._end is None:
+                self.engine.call_soon(lambda: ongoing.open(self.engine, config, reference, voice))
             else:
-                self._inbox.put(_Open(session, config, reference, voice))
-        return session
+                ongoing.fail(self._end)
+        return ongoing
+
+    def survey(self) -> EngineCounts:
+        """How things stand in all stages. Raises: EngineStopped, InternalError if the engine is no more."""
+        told: SimpleQueue[EngineCounts | AntiphonError] = SimpleQueue()
+        with self._gate:
+            if self._end is not None:
+                raise self._end
+            self.engine.call_soon(lambda: self.engine.ask(told.put))
+        counts = told.get()
+        if isinstance(counts, AntiphonError):
+            raise counts
+        return counts
+
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Let the engine's thread do something, unless it is no more."""
+        with self._gate:
+            if self._end is None:
+                self.engine.call_soon(action)
+
+    def _stop(self) -> None:
+        self._is_stopping = True
 
     def _run(self) -> None:
-        reason = ("internal_error", "the engine failed")
+        end: AntiphonError = EngineStopped("the engine was stopped")
         try:
-            with torch.inference_mode():
-                while self._take_commands():
-                    self._start_units()
-                    for call, result in self._engine.step():
-                        self._end_unit(call, result)
-            reason = _STOPPED
+            while not self._is_stopping:
+                self.engine.advance()
+        except Exception as error:
+            logger.exception("the engine failed")
+            end = InternalError(f"the engine failed: {type(error).__name__}")
         finally:
             with self._gate:
-                self._is_over = True
-            # Nobody is left waiting, not even who came too late or was there when the engine failed.
-            for ongoing in list(self._ongoing.values()):
-                self._end(ongoing, *reason)
-            while not self._inbox.empty():
-                command = self._inbox.get()
-                if isinstance(command, _Open):
-                    command.session.tell(SessionEnded(0.0, *reason))
+                self._end = end
+            # Nobody is left waiting, not even who came too late.
+            self.engine.end_all(end)
 
-    def _take_commands(self) -> bool:
-        """Obey what has come in, waiting for something if there is nothing to do. Returns False to stop."""
-        while self._is_idle or not self._inbox.empty():
-            command = self._inbox.get()
-            if isinstance(command, _Stop):
-                return False
-            self._obey(command)
-        return True
 
-    @property
-    def _is_idle(self) -> bool:
-        return self._engine.is_idle and not any(self._is_due(ongoing) for ongoing in self._ongoing.values())
+class _Waiting:
+    """How much of something waits to be decided on; for all threads."""
 
-    def _obey(self, command: _Open | _Sound | _Picture | _Interrupt | _Close) -> None:
-        if isinstance(command, _Open):
-            self._open(command)
-            return
-        ongoing = self._ongoing.get(command.session)
-        if ongoing is None:
-            return  # it has ended, and was told so
-        match command:
-            case _Sound(samples=samples):
-                ongoing.sound = torch.cat([ongoing.sound, samples])
-            case _Picture(image=image):
-                ongoing.pictures.append(image)
-                if len(ongoing.pictures) > ongoing.max_pictures:
-                    ongoing.pictures.popleft()
-            case _Interrupt():
-                ongoing.is_void = ongoing.is_on_its_way
-                if not ongoing.is_on_its_way:
-                    self._interrupt(ongoing)
-            case _Close():
-                self._end(ongoing, "completed", "the caller closed the call")
+    def __init__(self, limit: int, complaint: Callable[[str], AntiphonError], advice: str) -> None:
+        """complaint, advice: when more comes."""
+        self._lock = threading.Lock()
+        self._limit = limit
+        self._complaint = complaint
+        self._advice = advice
+        self._number = 0
 
-    def _open(self, command: _Open) -> None:
-        session = command.session
+    def add(self, number: int) -> None:
+        """Raises: the complaint if that would be too much."""
+        with self._lock:
+            if self._number + number > self._limit:
+                raise self._complaint(
+                    f"{self._number} wait and {number} more came; the limit is {self._limit}: {self._advice}"
+                )
+            self._number += number
+
+    def take(self, number: int) -> None:
+        with self._lock:
+            self._number -= number
+
+
+class Ongoing:
+    """A session in the engine's thread, which alone uses it; `waiting` is for all."""
+
+    def __init__(self, session_id: str, max_pictures: int, max_text_tokens: int, tell: Tell) -> None:
+        self.session_id = session_id
+        self.waiting = _Waiting(MAX_WAITING_SAMPLES, AudioError, "samples are sent no faster than they are spoken")
+        self.typed = _Waiting(
+            MAX_WAITING_SECONDS * max_text_tokens, InputError, "so many tokens of text are read in the time"
+        )
+        self._max_text_tokens = max_text_tokens
+        self._text: tuple[int, ...] = ()
+        self.pictures: deque[Image.Image] = deque(maxlen=max_pictures)
+        self._tell = tell
+        self._sound = torch.empty(0)
+        self._call: Call | None = None
+
+    def open(self, engine: Engine, config: SessionConfig, reference: Tensor, voice: VoicePrompt) -> None:
         try:
-            call = self._engine.open(session.session_id, command.config, command.reference, command.voice)
+            self._call = engine.begin(self.session_id, config, reference, voice, self._happened)
         except AntiphonError as error:
-            session.tell(SessionEnded(0.0, error.code, str(error)))
-            return
-        self._ongoing[session] = _Ongoing(session, call, command.config.max_pictures)
-        session.tell(call.opened)
+            self.fail(error)
 
-    @staticmethod
-    def _is_due(ongoing: _Ongoing) -> bool:
-        return not ongoing.is_on_its_way and ongoing.sound.numel() >= UNIT_SAMPLES
+    def fail(self, error: AntiphonError) -> None:
+        """The call could not begin."""
+        self._tell(SessionEnded(0.0, error.code, str(error)))
 
-    def _start_units(self) -> None:
-        for ongoing in [one for one in self._ongoing.values() if self._is_due(one)]:
+    def hear(self, samples: Tensor) -> None:
+        """Cut units; after the call's end nothing is heard."""
+        self._sound = torch.cat([self._sound, samples])
+        while self._call is not None and self._sound.numel() >= UNIT_SAMPLES:
             # Split, so that what waits does not keep alive what was heard.
-            second, ongoing.sound = ongoing.sound[:UNIT_SAMPLES].clone(), ongoing.sound[UNIT_SAMPLES:].clone()
-            ongoing.session.took(UNIT_SAMPLES)
-            heard = UnitInput(second, tuple(ongoing.pictures))
-            ongoing.pictures.clear()
-            try:
-                self._start(ongoing, heard)
-            except AntiphonError as error:
-                self._end(ongoing, error.code, str(error))
-            else:
-                ongoing.is_on_its_way = True
+            second, self._sound = self._sound[:UNIT_SAMPLES].clone(), self._sound[UNIT_SAMPLES:].clone()
+            pictures = tuple(self.pictures)
+            self.pictures.clear()
+            text, self._text = self._text[: self._max_text_tokens], self._text[self._max_text_tokens :]
+            self.typed.take(len(text))
+            self._call.hear(UnitInput(second, pictures, text))
 
-    def _start(self, ongoing: _Ongoing, heard: UnitInput) -> None:
-        """A second goes on without pictures that cannot be used."""
-        try:
-            self._engine.start_unit(ongoing.call, heard)
-        except ImageError as error:
-            ongoing.session.tell(InputRefused(ongoing.num_units * UNIT_S, error.code, str(error)))
-            self._engine.start_unit(ongoing.call, replace(heard, pictures=()))
+    def read(self, ids: tuple[int, ...]) -> None:
+        self._text += ids
 
-    def _end_unit(self, call: Call, result: UnitResult | AntiphonError) -> None:
-        (ongoing,) = (one for one in self._ongoing.values() if one.call is call)
-        ongoing.is_on_its_way = False
-        if isinstance(result, AntiphonError):
-            self._end(ongoing, result.code, str(result))
-            return
-        ongoing.num_units += 1
-        if ongoing.is_void:
-            for event in result.events:
-                if not isinstance(event, SpeechQueued):
-                    ongoing.session.tell(event)
-            ongoing.is_void = False
-            self._interrupt(ongoing)
-            return
-        for happening in (*result.events, *result.speech):
-            ongoing.session.tell(happening)
+    def interrupt(self) -> None:
+        if self._call is not None:
+            self._call.interrupt()
 
-    def _interrupt(self, ongoing: _Ongoing) -> None:
-        interrupted = self._engine.interrupt(ongoing.call)
-        if interrupted is not None:
-            ongoing.session.tell(interrupted)
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
 
-    def _end(self, ongoing: _Ongoing, code: str, message: str) -> None:
-        self._engine.close(ongoing.call)
-        del self._ongoing[ongoing.session]
-        ongoing.session.tell(SessionEnded(ongoing.num_units * UNIT_S, code, message))
+    def _happened(self, happening: Happening) -> None:
+        match happening:
+            case UnitDecided():
+                self.waiting.take(UNIT_SAMPLES)
+            case InputRefused(num_samples=num_samples):
+                self.waiting.take(num_samples)
+            case SessionEnded():
+                self._call = None
+        self._tell(happening)

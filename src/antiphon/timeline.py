@@ -13,11 +13,13 @@ from antiphon.core.events import (
     InputRefused,
     SessionEnded,
     SessionOpened,
+    SpeechLost,
     SpeechQueued,
     TurnEnded,
     TurnInterrupted,
     TurnStarted,
     UnitDecided,
+    UnitFinished,
     WindowSlid,
 )
 from antiphon.units import OUTPUT_RATE_HZ
@@ -27,16 +29,47 @@ HEADING = "  time  decision    unit ms (think + talk + wave)  context tokens  sa
 
 @dataclass(slots=True)
 class Timeline:
-    """Prints events as they come and remembers what the summary needs."""
+    """Prints events as they come and remembers what the summary needs.
+
+    A unit is one line, with what it cost, so that what happens between its decision and its end is printed after it.
+    """
 
     console: Console
+    _decided: UnitDecided | None = None
+    _held: list[Event] = field(default_factory=list)
     _unit_ms: list[float] = field(default_factory=list)
     _num_turns: int = 0
     _num_slides: int = 0
     _spoken_samples: int = 0
 
     def show(self, event: Event) -> None:
-        """Print one event."""
+        """Print one event, or hold it until its unit is over."""
+        if isinstance(event, UnitDecided):
+            self._release()
+            self._decided = event
+        elif isinstance(event, UnitFinished):
+            if self._decided is not None and self._decided.unit == event.unit:
+                self._print_unit(self._decided, event)
+                self._decided = None
+            self._release()
+        elif isinstance(event, SessionEnded):
+            self._release()
+            self._print(event)
+        elif self._decided is not None:
+            self._held.append(event)
+        else:
+            self._print(event)
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for event in held:
+            self._print(event)
+
+    def _print_unit(self, decided: UnitDecided, finished: UnitFinished) -> None:
+        self._unit_ms.append(finished.thinker_ms + finished.talker_ms + finished.code2wav_ms)
+        self.console.print(_unit_line(decided, finished, self._unit_ms[-1]), highlight=False, soft_wrap=True)
+
+    def _print(self, event: Event) -> None:
         match event:
             case SessionOpened():
                 self.console.print(
@@ -45,9 +78,6 @@ class Timeline:
                     highlight=False,
                 )
                 self.console.print(HEADING, style="bold", highlight=False)
-            case UnitDecided():
-                self._unit_ms.append(event.thinker_ms + event.talker_ms + event.code2wav_ms)
-                self.console.print(_unit_line(event, self._unit_ms[-1]), highlight=False, soft_wrap=True)
             case WindowSlid():
                 self._num_slides += 1
                 first, last = event.dropped_units[0], event.dropped_units[-1]
@@ -63,6 +93,8 @@ class Timeline:
                 self._mark(event.at_s, "turn", f"{event.turn} is interrupted", "magenta")
             case SpeechQueued():
                 self._spoken_samples += event.num_samples
+            case SpeechLost():
+                self._mark(event.at_s, "lost", f"the rest of turn {event.turn}: {event.reason}", "red")
             case InputRefused():
                 self._mark(event.at_s, "refused", f"{event.code}: {event.message}", "red")
             case SessionEnded():
@@ -89,9 +121,9 @@ class Timeline:
         self.console.print(line, highlight=False, soft_wrap=True)
 
 
-def _unit_line(event: UnitDecided, unit_ms: float) -> Text:
+def _unit_line(event: UnitDecided, cost: UnitFinished, unit_ms: float) -> Text:
     decision = ("listen", "dim") if event.is_listen else ("speak", "green")
-    parts = f"({event.thinker_ms:.0f} + {event.talker_ms:.0f} + {event.code2wav_ms:.0f})"
+    parts = f"({cost.thinker_ms:.0f} + {cost.talker_ms:.0f} + {cost.code2wav_ms:.0f})"
     said = "".join(char if char.isprintable() else "·" for char in event.text)
     return Text.assemble(
         f"{_clock(event.at_s)}  ",

@@ -84,6 +84,12 @@ class Sessions(RuleBasedStateMachine):
         if place is not None:
             session.open_tokens += self.write(place, num_tokens)
 
+    @rule(session=sessions, num_tokens=short)
+    def retract(self, session: PlainSession, num_tokens: int) -> None:
+        num_tokens = min(num_tokens, len(session.open_tokens))
+        session.context.retract(num_tokens)
+        del session.open_tokens[len(session.open_tokens) - num_tokens :]
+
     @rule(session=sessions, num_spoken=short)
     def close_unit(self, session: PlainSession, num_spoken: int) -> None:
         said = tuple(session.open_tokens[-1 : -1 - num_spoken : -1])
@@ -309,3 +315,12 @@ def test_a_prompt_cannot_grow_under_units_nor_under_its_suffix() -> None:
     context.append_suffix((1,))
     with pytest.raises(AssertionError, match="suffix"):
         context.append_prompt(1)
+
+
+def test_tokens_of_a_closed_unit_cannot_be_taken_back() -> None:
+    context = Context(BlockPool(4, 2), SlideMode.ROTATE_QUERY, UNLIMITED)
+    context.append(3)
+    context.close_unit(0, ())
+    context.append(2)
+    with pytest.raises(AssertionError, match="3 of 2 open tokens"):
+        context.retract(3)

@@ -172,6 +172,50 @@ def test_previous_takes_the_words_of_a_speaking_unit_and_none_of_a_listening_one
     assert decided(SPEAK, A, END, LISTEN).previous_ids() == ()
 
 
+def test_an_interruption_closes_an_open_turn_and_keeps_the_words_for_previous() -> None:
+    unit = decided(SPEAK, A, B)
+    unit.interrupt()
+    assert unit.fed == [SPEAK, A, B, END]
+    assert unit.closing_ids == (STOP, TOKENS.unit_end)
+    assert not unit.is_turn_open
+    assert unit.previous_ids() == (A, B, END)
+
+
+def test_an_interruption_before_any_word_listens() -> None:
+    for sampled, is_turn_open, fed in (((), False, []), ((), True, [END]), ((END,), True, [END])):
+        unit = decided(*sampled, is_turn_open=is_turn_open)
+        unit.interrupt()
+        assert (unit.fed, unit.is_listen, unit.is_turn_open) == (fed, True, False)
+        assert unit.previous_ids() == ()
+
+
+def test_a_unit_that_has_ended_is_not_interrupted() -> None:
+    with pytest.raises(AssertionError, match="has ended"):
+        decided(LISTEN).interrupt()
+
+
+@given(
+    sampled=st.lists(st.sampled_from([LISTEN, BOS, END, SPEAK, A]), max_size=20),
+    is_turn_open=st.booleans(),
+    max_tokens=st.integers(2, 20),
+)
+def test_an_interruption_at_any_token_keeps_what_was_fed_and_the_limit(
+    *, sampled: list[int], is_turn_open: bool, max_tokens: int
+) -> None:
+    unit = decided(is_turn_open=is_turn_open, max_tokens=max_tokens)
+    for token in sampled:
+        if unit.is_done or (token == LISTEN and not unit.is_turn_open):
+            break
+        unit.take(token)
+    if unit.is_done:
+        return
+    fed, is_open = list(unit.fed), unit.is_turn_open
+    unit.interrupt()
+    assert unit.fed == [*fed, *([END] if is_open else [])]
+    assert len(unit.fed) < max_tokens
+    assert unit.is_listen is (set(unit.fed) <= {END})
+
+
 def test_a_unit_that_is_still_being_decided_has_no_close() -> None:
     with pytest.raises(AssertionError, match="still being decided"):
         assert decided(SPEAK).closing_ids

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.core.codec_buffer import CodecBuffer, Window
-from antiphon.models.minicpmo.flow import SILENCE_TOKEN
+from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow
 from antiphon.models.minicpmo.flow_cache import (
     EncoderCache,
     FlowCache,
@@ -26,10 +26,11 @@ from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES
 from antiphon.models.minicpmo.vocoder import (
     OVERLAP_FRAMES,
     OVERLAP_SAMPLES,
+    VocoderRow,
     VocoderState,
     spliced,
 )
-from antiphon.stages.code2wav.stage import unit_pcm
+from antiphon.stages.code2wav.renderer import unit_pcm
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
 from golden_kinds.code2wav_data import BufferingFacts, ChunkFacts, Golden, StreamFacts
 from golden_kinds.report import Comparison, Outcome, scaled
@@ -112,8 +113,8 @@ def _setup(golden: Golden, stream: str, described: StreamFacts) -> tuple[Voice, 
     found.equal([voice.num_tokens, voice.num_frames], [described.prompt_tokens, described.prompt_frames])
     lookahead = (SILENCE_TOKEN,) * golden.flow.config.encoder.lookahead_tokens
     nobody = synthesizer.nobody(prompt.speaker[None])
-    before = SpeechState.at_turn_start(nobody)
-    feat, _ = synthesizer.render((*prompt.tokens, *lookahead), prompt.mel[None], nobody, before, is_last=False)
+    row = FlowRow((*prompt.tokens, *lookahead), nobody, SpeechState.at_turn_start(nobody))
+    feat, _ = synthesizer.render([row], prompt.mel[None], is_last=False)
     results = {"mu": mus[0][0].mT, "feat": feat[0].mT}
     _compare(golden, found, f"{stream}.setup.", results | _flow_caches(voice, SpeechState.at_turn_start(voice)))
     return voice, found.outcome()
@@ -131,7 +132,7 @@ def _chunks(golden: Golden, voice: Voice, stream: str, described: StreamFacts) -
     for turn, chunks in enumerate(described.turns):
         state = _TurnState(
             SpeechState.at_turn_start(voice),
-            golden.vocoder.at_turn_start(),
+            golden.vocoder.at_turn_start(golden.no_noise),
             SpeechState.at_turn_start(_labelled_voice(voice)),
         )
         for index, facts in enumerate(chunks):
@@ -164,8 +165,10 @@ def _chunk(golden: Golden, voice: Voice, state: _TurnState, found: Comparison, f
     tokens = golden.read(f"{found.case}.tokens").tolist()
     watched = (golden.flow.encoder_proj, golden.flow.decoder.estimator, golden.hift.f0_predictor)
     with _outputs(*watched) as [mus, velocities, pitches]:
-        mel, state.speech = golden.synthesizer.speak(tokens, voice, before, is_last=facts.last_chunk)
-        wav, state.vocoder = golden.vocoder.speak(mel.mT, vocoder_before, golden.no_noise, is_last=facts.last_chunk)
+        row = FlowRow(tokens, voice, before)
+        ((mel, state.speech),) = golden.synthesizer.speak([row], is_last=facts.last_chunk)
+        piece = VocoderRow(mel.mT, vocoder_before, is_last=facts.last_chunk)
+        ((wav, state.vocoder),) = golden.vocoder.speak([piece])
     num_frames = mel.shape[1]
     labelled_voice = _labelled_voice(voice)
     first = voice.num_frames + state.num_frames
@@ -282,9 +285,8 @@ def _whole_utterance(golden: Golden) -> Outcome:
     tokens, want = golden.read("full.tokens"), golden.read("full.mel")
     nobody = golden.synthesizer.nobody(prompt.speaker[None])
     condition = F.pad(prompt.mel, (0, 0, 0, want.shape[1]))
-    mel, _ = golden.synthesizer.render(
-        (*prompt.tokens, *tokens.tolist()), condition[None], nobody, SpeechState.at_turn_start(nobody), is_last=True
-    )
+    row = FlowRow((*prompt.tokens, *tokens.tolist()), nobody, SpeechState.at_turn_start(nobody))
+    mel, _ = golden.synthesizer.render([row], condition[None], is_last=True)
     found.close(mel[0, prompt.mel.shape[0] :].mT, want, scaled(TOLERANCE, want))
     return found.outcome()
 
@@ -295,7 +297,8 @@ def _hift(golden: Golden) -> Outcome:
     mel, short_mel = golden.read("hift.mel")[None], golden.read("hift.short_mel")[None]
     pitch_hz = hift.pitch_hz(mel)
     num_samples = mel.shape[2] * SAMPLES_PER_MEL_FRAME
-    source = hift.source(pitch_hz, golden.no_noise.draw(num_samples, hift.config.num_harmonics))
+    no_noise, _ = golden.no_noise.draw(num_samples, hift.config.num_harmonics)
+    source = hift.source(pitch_hz, no_noise)
     cached = golden.read("hift.cache_source")[None]
     continued = torch.cat((cached, source[:, cached.shape[1] :]), dim=1)
     noisy_source = hift.source(hift.pitch_hz(short_mel), golden.read("hift.noise")[None])
@@ -315,7 +318,7 @@ def _hift(golden: Golden) -> Outcome:
 
 def _post(golden: Golden) -> Outcome:
     found = Comparison(KIND, "post")
-    tail = golden.vocoder.at_turn_start().speech_tail
+    tail = golden.vocoder.at_turn_start(golden.no_noise).speech_tail
     for index, facts in enumerate(golden.cases.post):
         speech = golden.read(f"post.chunk{index}.speech")[None]
         overlap = tail.shape[1] // SAMPLES_PER_MEL_FRAME
@@ -333,7 +336,7 @@ def _buffering(golden: Golden, case: BufferingFacts) -> Outcome:
     found = Comparison(KIND, f"buffering.{case.name}")
     lookahead = golden.flow.config.encoder.lookahead_tokens
     buffer = CodecBuffer(SILENCE_TOKEN, lookahead)
-    tail = golden.vocoder.at_turn_start().speech_tail
+    tail = golden.vocoder.at_turn_start(golden.no_noise).speech_tail
     for step in case.steps:
         is_flush = step.force_flush or any(token in CHUNK_TERMINATORS for token in step.new_tokens)
         windows: list[Window] = []
@@ -357,5 +360,5 @@ def _buffering(golden: Golden, case: BufferingFacts) -> Outcome:
             found.equal(pcm, [0] * step.left_padding + values)
         if step.is_last:
             buffer.reset()
-            tail = golden.vocoder.at_turn_start().speech_tail
+            tail = golden.vocoder.at_turn_start(golden.no_noise).speech_tail
     return found.outcome()

@@ -13,15 +13,15 @@ from pydantic import BaseModel, RootModel
 from safetensors.torch import load_file
 from torch import Tensor
 
-from antiphon.config import EngineConfig, SessionConfig
+from antiphon.call import UnitResult
+from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import Draws
 from antiphon.core.window import SlideMode
-from antiphon.engine import Call, Engine, MonotonicClock, UnitResult
+from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError
-from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
 from antiphon.models.minicpmo.image import decode_picture
-from antiphon.models.minicpmo.model import Model, load_model
 from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -68,10 +68,10 @@ class Cases(RootModel[dict[str, Case]]):
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A folder's model and inputs. waveform: [n] float32, 16 kHz."""
+    """A folder's checkpoint and inputs. waveform: [n] float32, 16 kHz."""
 
     folder: Path
-    model: Model
+    checkpoint: Checkpoint
     tokenizer: TextTokenizer
     waveform: Tensor
     flow_noise: Tensor
@@ -80,10 +80,10 @@ class Golden:
 def run(folder: Path) -> Iterator[Outcome]:
     """Compare every case alone, with every slide that means what the reference means, then all cases in one batch."""
     checkpoint = open_checkpoint(folder / "checkpoint")
-    model, tokenizer = load_model(checkpoint, CPU, torch.float32), load_tokenizer(checkpoint.folder)
+    tokenizer = load_tokenizer(checkpoint.folder)
     expected = load_file(folder / "cases.safetensors")
     waveform = expected["waveform_i16"].float() / 32768
-    golden = Golden(folder, model, tokenizer, waveform, expected["rand_noise"])
+    golden = Golden(folder, checkpoint, tokenizer, waveform, expected["rand_noise"])
     cases = Cases.model_validate_json((folder / "cases.json").read_text()).root
     wants = {
         name: {key.removeprefix(f"{name}."): x for key, x in expected.items() if key.startswith(f"{name}.")}
@@ -130,9 +130,9 @@ def _play(golden: Golden, parts: Sequence[Part]) -> Iterator[Outcome]:
     """Run the parts as calls that advance together, each as long as it has units."""
     sessions = [part.session(golden.tokenizer) for part in parts]
     # Their windows differ, so one place more than calls makes up for those that need more than the one it is made for.
-    config = EngineConfig(CPU, torch.float32, max_calls=len(parts) + 1)
+    config = EngineConfig(everywhere("cpu", Placement.HERE), Dtype.FLOAT32, max_calls=len(parts) + 1)
     largest = max(sessions, key=lambda session: session.window.peak_tokens(num_prompt_tokens=0, max_unit_tokens=100))
-    engine = Engine(golden.model, golden.tokenizer, config, largest, golden.flow_noise, MonotonicClock())
+    engine = Engine.from_noise(golden.checkpoint, config, largest, golden.flow_noise)
     compared = [Comparison(KIND, part.name) for part in parts]
     calls = [_open(engine, golden, part, session) for part, session in zip(parts, sessions, strict=True)]
     for call, part, comparison in zip(calls, parts, compared, strict=True):
@@ -160,7 +160,7 @@ def _open(engine: Engine, golden: Golden, part: Part, session: SessionConfig) ->
     prompt = VoicePrompt(tuple(want["voice.tokens"].tolist()), want["voice.mel"], want["voice.speaker"])
     span = part.case.ref_audio
     reference = golden.waveform[slice(*span)] if span else torch.empty(0)
-    return engine.open(part.name, session, reference, engine.build_voice(prompt))
+    return engine.open(part.name, session, reference, prompt)
 
 
 def _compare_unit(compared: Comparison, tokenizer: TextTokenizer, got: UnitResult, want: Unit) -> None:

@@ -21,8 +21,9 @@ from antiphon.models.minicpmo.config import talker_config
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.stepping import StepLoop
-from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
-from antiphon.stages.talker.stage import CodecStep, TalkerStage
+from antiphon.stages.talker.choosing import CodecDraw
+from antiphon.stages.talker.speaker import CodecStep
+from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession
 from golden_kinds.report import Comparison, Outcome, scaled
 from golden_kinds.weights import filled
@@ -116,9 +117,10 @@ class Dialogue:
         self._spoken, self._stepped = (
             self._stage.open(TalkerSession(name, sampling, Draws.MOST_LIKELY, seed=0)) for name in ("spoken", "stepped")
         )
-        # Its own loop on the stage's decoder, for what the stage's loop does not return.
-        self._codes: StepLoop[CodecDraw, int, tuple[CodecStep, ...]]
-        self._codes = StepLoop(self._stage.decoder, CodecChooser(network))
+        self._speaker = self._stage.speaker
+        # Its own loop on the speaker's decoder, for what the speaker's loop does not return.
+        self._codes: StepLoop[CodecDraw, tuple[CodecStep, ...]]
+        self._codes = StepLoop(self._speaker.decoder, self._speaker.chooser)
         self._buffer = CodecBuffer(SILENCE_TOKEN, LOOKAHEAD_TOKENS)
 
     def compare(self, name: str, unit: Unit, want: Mapping[str, Tensor]) -> Outcome:
@@ -130,8 +132,8 @@ class Dialogue:
         self._compare_steps(compared, self._network.condition(ids, hidden), unit, want)
         before = self._spoken.context.num_tokens
         compared.equal(before, unit.text_start_pos)
-        handoff = Handoff(Address(KIND, 0, 0, 0), 0, tuple(unit.ids), hidden, unit.end_of_turn)
-        (chunk,) = build.run_alone(self._stage.loop, self._stage.speak(self._spoken, [handoff]))
+        handoff = Handoff(Address(KIND, 0, 0, 0), 0.0, 0, tuple(unit.ids), hidden, unit.end_of_turn)
+        chunk = build.run_alone(self._speaker.loop, self._speaker.speak(self._spoken, handoff))
         self._spoken.context.check()
         compared.equal(chunk.codec_tokens, unit.new_tokens)
         compared.equal(chunk.is_first_of_turn, unit.force_flush)
@@ -149,7 +151,7 @@ class Dialogue:
         compared.equal(condition.shape[0], unit.condition_len)
         compared.close(condition, want["condition"], scaled(TOLERANCE, want["condition"]))
         compared.equal(state.context.num_tokens, unit.kv_len_before)
-        steps = build.run_alone(self._codes, self._stage.codes(state, condition, min_tokens=unit.min_new_tokens))
+        steps = build.run_alone(self._codes, self._speaker.codes(state, condition, min_tokens=unit.min_new_tokens))
         states = torch.stack([step.hidden for step in steps])
         logits = self._network.logits(states)
         compared.equal([step.token for step in steps], unit.sampled)
@@ -163,9 +165,9 @@ class Dialogue:
             compared.close(logits[0], want["raw_logits_step0"], scaled(TOLERANCE, want["raw_logits_step0"]))
         if "keys" in want:
             (ring,) = state.context.segments()
-            size = self._stage.decoder.pool.block_size
+            size = self._speaker.decoder.pool.block_size
             slots = [block * size + offset for block in ring.blocks for offset in range(size)]
-            cache = self._stage.decoder.cache
+            cache = self._speaker.decoder.cache
             for got, part in ((cache.keys, "keys"), (cache.values, "values")):
                 rows = got.flatten(1, 2)[:, slots[: ring.num_tokens]].transpose(1, 2)
                 compared.close(rows, want[part], scaled(TOLERANCE, want[part]))

@@ -28,7 +28,7 @@ from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, special_tokens
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.stepping import StepLoop
-from antiphon.stages.thinker.choosing import Chosen, TextChooser, TextDraw
+from antiphon.stages.thinker.choosing import TextChooser, TextDraw
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.memory import ThinkerMemory
 from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
@@ -169,7 +169,7 @@ def _window(model: Model, name: str, case: WindowCase, slide: SlideMode, want: M
         context_previous_max_tokens=case.context_previous_max_tokens,
     )
     memory = ThinkerMemory(model.network, decoder, limits.policy(case.mode, model.tokenizer), slide, MAX_TOKENS)
-    loop: StepLoop[TextDraw, Chosen, Tensor | Slide | None]
+    loop: StepLoop[TextDraw, Tensor | Slide | None]
     loop = StepLoop(decoder, TextChooser(model.network, model.tokenizer.special))
 
     def feed(embeds: Tensor) -> Tensor:
@@ -268,10 +268,13 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
         slide=slide,
         max_pictures=0,
         max_slices=1,
+        max_text_tokens=0,
         duplex=DuplexConfig(case.max_new_speak_tokens_per_chunk, case.force_listen_count),
         sampling=TextSampling(),
         draws=Draws.MOST_LIKELY,
         seed=0,
+        keeps_inputs=False,
+        deadline_s=0.0,
     )
     state = decider.open(session, MAX_TOKENS)
     prefix, suffix = (model.tokenizer.encode(text) for text in (case.prefix, case.suffix))
@@ -279,7 +282,7 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
     conditions: list[Tensor] = []
     for unit, embeds in zip(case.units, want["unit_embeds"].chunk(len(case.units)), strict=True):
         start = state.memory.embed((model.tokenizer.special.duplex.unit_start,))
-        outcome = build.run_alone(decider.loop, decider.decide(state, torch.cat([start, embeds])))
+        outcome = build.run_alone(decider.loop, decider.decide(state, torch.cat([start, embeds]), deadline_s=0.0))
         assert isinstance(outcome, UnitOutcome)
         _compare_unit(compared, model, outcome, unit)
         if not unit.is_listen:

@@ -68,14 +68,13 @@ def _compare(case: str, recorded: dict[str, Tensor], picture: Picture, encoder: 
     found.equal([[item.rows, item.columns] for item in picture.items], recorded["tgt_sizes"])
     if len(picture.items) != len(recorded["tgt_sizes"]):
         return found.outcome()
-    batch = encoder.collate(picture.items)
-    tower = encoder.tower(batch)
+    batches = [encoder.collate([item]) for item in picture.items]
     (embeds,) = encoder.encode([picture])
     for name, want in recorded.items():
         index, _, kind = name.rpartition(".")
         if index:
-            item = picture.items[int(index)]
-            ids, states = (rows[int(index), : item.num_patches] for rows in (batch.position_ids, tower))
+            batch = batches[int(index)]
+            item, ids, states = picture.items[int(index)], batch.position_ids[0], encoder.tower(batch)[0]
             _compare_item(found, kind, want, item, ids, states)
         elif kind == "grid":
             found.equal([picture.grid.columns, picture.grid.rows], want)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import build_voice
 from antiphon.errors import AudioError, CheckpointError
-from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, MelSynthesizer, draw_noise
+from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, FlowRow, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import (
     EncoderCache,
     FlowCache,
@@ -23,36 +24,14 @@ from antiphon.models.minicpmo.flow_cache import (
     StepCache,
     Voice,
 )
-from antiphon.models.minicpmo.flow_config import (
-    EncoderConfig,
-    EstimatorConfig,
-    FlowConfig,
-    flow_config,
-    read_flow_yaml,
-)
+from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, flow_config, read_flow_yaml
 from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from build_voice import BINS, FLOW, FLOW_NOISE_FRAMES, prompt, tensors
 
-BINS = 4
-CONFIG = FlowConfig(
-    vocab_size=5000,
-    num_mel_bins=BINS,
-    speaker_size=6,
-    cfg_rate=0.7,
-    encoder=EncoderConfig(
-        hidden_size=8,
-        num_token_layers=2,
-        num_frame_layers=1,
-        num_heads=2,
-        intermediate_size=12,
-        lookahead_tokens=3,
-        frames_per_token=2,
-    ),
-    estimator=EstimatorConfig(
-        in_channels=4 * BINS, hidden_size=6, num_layers=2, num_heads=2, head_dim=4, intermediate_size=10
-    ),
-)
-NOISE_FRAMES = 400
+TOLERANCE = 1e-5
+"""Times the largest value. A shared solve rounds sums of up to 200 terms in another order, about 20 times in a row."""
+
 YAML = """
 flow: !new:some.package.Flow
     input_size: 32
@@ -80,26 +59,23 @@ def _inference() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def synthesizer() -> MelSynthesizer:
-    generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        flow = Flow(CONFIG).requires_grad_(requires_grad=False)
-        for weight in flow.parameters():
-            weight.normal_(0, 0.3, generator=generator)
-        return MelSynthesizer(flow, draw_noise(BINS, 0, torch.device("cpu"))[:, :NOISE_FRAMES], num_steps=3)
+        return build_voice.synthesizer()
 
 
-def prompt(num_tokens: int, *, seed: int = 0) -> VoicePrompt:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(CONFIG.vocab_size, (num_tokens,), generator=generator)
-    mel = torch.randn(2 * num_tokens, BINS, generator=generator)
-    return VoicePrompt(tuple(tokens.tolist()), mel, torch.randn(CONFIG.speaker_size, generator=generator))
+def say(
+    synthesizer: MelSynthesizer, tokens: Sequence[int], voice: Voice, speech: SpeechState, *, is_last: bool = False
+) -> tuple[Tensor, SpeechState]:
+    """A chunk of one session alone."""
+    (spoken,) = synthesizer.speak([FlowRow(tokens, voice, speech)], is_last=is_last)
+    return spoken
 
 
 def speak(synthesizer: MelSynthesizer, voice: Voice, chunks: Sequence[Sequence[int]]) -> list[Tensor]:
     speech = SpeechState.at_turn_start(voice)
     mels = []
     for chunk in chunks:
-        mel, speech = synthesizer.speak(chunk, voice, speech, is_last=False)
+        mel, speech = say(synthesizer, chunk, voice, speech)
         mels.append(mel)
     return mels
 
@@ -151,45 +127,64 @@ def test_a_turn_keeps_what_the_references_packed_caches_keep(num_prompt: int, ch
         assert speech.num_past_frames(voice) == len(estimator)
 
 
-def test_a_voice_is_never_written_and_sessions_that_share_it_do_not_hear_each_other(
-    synthesizer: MelSynthesizer,
-) -> None:
-    voice = synthesizer.build_voice(prompt(60))
-    before = copy.deepcopy(voice)
-    chunks = [[range(40 * i, 40 * i + 28) for i in range(7)], [range(900 - i, 917) for i in range(7)]]
-    alone = [speak(synthesizer, copy.deepcopy(voice), own) for own in chunks]
+def test_sessions_share_a_solve_and_hear_nothing_of_each_other(synthesizer: MelSynthesizer) -> None:
+    """Voices and pasts of different lengths; the caches of all are cut before the end."""
+    voices = [synthesizer.build_voice(prompt(num_tokens, seed=num_tokens)) for num_tokens in (10, 60, 80, 10)]
+    before = copy.deepcopy(voices)
+    chunks = [[range(900 * who + 40 * i, 900 * who + 40 * i + 28) for i in range(9)] for who in range(len(voices))]
+    alone = [speak(synthesizer, voice, own) for voice, own in zip(voices, chunks, strict=True)]
 
-    states = [SpeechState.at_turn_start(voice) for _ in chunks]
-    for turn in range(7):
-        for session, own in enumerate(chunks):
-            mel, states[session] = synthesizer.speak(own[turn], voice, states[session], is_last=False)
-            assert torch.equal(mel, alone[session][turn])
-    for now, then in zip(tensors(voice), tensors(before), strict=True):
-        assert torch.equal(now, then)
+    states = [SpeechState.at_turn_start(voice) for voice in voices]
+    for moment in range(9 + len(voices) - 1):
+        # A session begins one moment after the one before it, so that the longest pasts meet the shortest.
+        speaking = [who for who in range(len(voices)) if 0 <= moment - who < 9]
+        rows = [FlowRow(chunks[who][moment - who], voices[who], states[who]) for who in speaking]
+        for who, (mel, speech) in zip(speaking, synthesizer.speak(rows, is_last=False), strict=True):
+            want = alone[who][moment - who]
+            torch.testing.assert_close(mel, want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
+            states[who] = speech
+    assert len({speech.num_past_frames(voice) for voice, speech in zip(voices, states, strict=True)}) == 3
+    for voice, then in zip(voices, before, strict=True):
+        assert all(map(torch.equal, tensors(voice.cache), tensors(then.cache)))
 
 
-def tensors(voice: Voice) -> list[Tensor]:
-    encoder = voice.cache.encoder
-    kept = [voice.speaker, encoder.lookahead_tail, encoder.upsampling_tail]
-    for entries in (encoder.tokens, encoder.frames, *(step.frames for step in voice.cache.steps)):
-        kept += [entries.keys, entries.values]
-    return kept + [step.conv_tails for step in voice.cache.steps]
+def test_chunks_of_different_lengths_cannot_share_a_solve(synthesizer: MelSynthesizer) -> None:
+    voice = synthesizer.build_voice(prompt(10))
+    rows = [FlowRow(range(num), voice, SpeechState.at_turn_start(voice)) for num in (8, 9)]
+    with pytest.raises(AssertionError, match=r"chunks of \[8, 9\] tokens"):
+        synthesizer.speak(rows, is_last=False)
+
+
+def test_a_session_that_listens_holds_no_memory_of_its_own(synthesizer: MelSynthesizer) -> None:
+    voice = synthesizer.build_voice(prompt(10))
+    shared = {tensor.untyped_storage().data_ptr() for tensor in tensors(voice.cache)}
+    start = SpeechState.at_turn_start(voice)
+    assert start.num_frames == 0
+    assert {tensor.untyped_storage().data_ptr() for tensor in tensors(start.cache)} <= shared
+
+
+def test_what_a_session_keeps_of_a_common_solve_keeps_nothing_else_alive(synthesizer: MelSynthesizer) -> None:
+    voice = synthesizer.build_voice(prompt(10))
+    rows = [FlowRow(range(28), voice, SpeechState.at_turn_start(voice))] * 3
+    for _, speech in synthesizer.speak(rows, is_last=False):
+        for tensor in tensors(speech.cache):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def test_a_chunk_can_be_spoken_again_from_the_state_before_it(synthesizer: MelSynthesizer) -> None:
     voice = synthesizer.build_voice(prompt(10))
-    _, speech = synthesizer.speak(range(20), voice, SpeechState.at_turn_start(voice), is_last=False)
-    first, _ = synthesizer.speak(range(30, 50), voice, speech, is_last=False)
-    again, _ = synthesizer.speak(range(30, 50), voice, speech, is_last=False)
+    _, speech = say(synthesizer, range(20), voice, SpeechState.at_turn_start(voice))
+    first, _ = say(synthesizer, range(30, 50), voice, speech)
+    again, _ = say(synthesizer, range(30, 50), voice, speech)
     assert torch.equal(first, again)
 
 
 def test_the_last_chunk_renders_the_tokens_that_others_only_look_at(synthesizer: MelSynthesizer) -> None:
     voice = synthesizer.build_voice(prompt(10))
     start = SpeechState.at_turn_start(voice)
-    assert synthesizer.speak(range(9), voice, start, is_last=False)[0].shape == (1, 12, BINS)
-    assert synthesizer.speak(range(9), voice, start, is_last=True)[0].shape == (1, 18, BINS)
-    assert synthesizer.speak(range(1), voice, start, is_last=True)[0].shape == (1, 2, BINS)
+    assert say(synthesizer, range(9), voice, start)[0].shape == (1, 12, BINS)
+    assert say(synthesizer, range(9), voice, start, is_last=True)[0].shape == (1, 18, BINS)
+    assert say(synthesizer, range(1), voice, start, is_last=True)[0].shape == (1, 2, BINS)
 
 
 def test_the_lookahead_decides_how_the_token_before_it_sounds(synthesizer: MelSynthesizer) -> None:
@@ -203,7 +198,7 @@ def test_memory_of_a_turn_is_bounded_however_long_it_gets(synthesizer: MelSynthe
     voice = synthesizer.build_voice(prompt(num_prompt_tokens))
     speech = SpeechState.at_turn_start(voice)
     for _ in range(10):
-        _, speech = synthesizer.speak(range(28), voice, speech, is_last=False)
+        _, speech = say(synthesizer, range(28), voice, speech)
     bound = max(voice.num_frames, PINNED_FRAMES)
     for step in speech.cache.steps:
         assert step.frames.num_entries == bound
@@ -218,7 +213,7 @@ def test_later_chunks_of_a_turn_start_from_the_same_noise(synthesizer: MelSynthe
     starts = []
     for _ in range(5):
         starts.append(speech.num_past_frames(voice))
-        _, speech = synthesizer.speak(range(28), voice, speech, is_last=False)
+        _, speech = say(synthesizer, range(28), voice, speech)
     assert starts == [20, 70, 120, 120, 120]
 
 
@@ -244,7 +239,7 @@ def test_the_noise_depends_on_its_seed_alone() -> None:
 
 
 def test_the_loudness_of_a_speaker_embedding_says_nothing(synthesizer: MelSynthesizer) -> None:
-    embedding = torch.arange(1.0, 1 + CONFIG.speaker_size)[None]
+    embedding = torch.arange(1.0, 1 + FLOW.speaker_size)[None]
     speaker = synthesizer.flow.speaker
     torch.testing.assert_close(speaker(embedding), speaker(7 * embedding))
 
@@ -252,10 +247,10 @@ def test_the_loudness_of_a_speaker_embedding_says_nothing(synthesizer: MelSynthe
 def test_a_voice_that_does_not_fit_the_model_is_refused(synthesizer: MelSynthesizer) -> None:
     good = prompt(3)
     with pytest.raises(AudioError, match=r"go from 0 to 4999"):
-        synthesizer.build_voice(VoicePrompt((1, 2, CONFIG.vocab_size), good.mel, good.speaker))
+        synthesizer.build_voice(VoicePrompt((1, 2, FLOW.vocab_size), good.mel, good.speaker))
     with pytest.raises(AudioError, match=r"takes 4 and 6"):
         synthesizer.build_voice(VoicePrompt(good.tokens, good.mel, torch.zeros(5)))
-    longest = (NOISE_FRAMES - PINNED_FRAMES - LONGEST_CHUNK_FRAMES) // 2
+    longest = (FLOW_NOISE_FRAMES - PINNED_FRAMES - LONGEST_CHUNK_FRAMES) // 2
     synthesizer.build_voice(prompt(longest))
     with pytest.raises(AudioError, match=r"leaves room for 244"):
         synthesizer.build_voice(prompt(longest + 1))

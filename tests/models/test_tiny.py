@@ -14,10 +14,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from antiphon.config import EngineConfig, SessionConfig
+from antiphon.call import UnitResult
+from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.window import BasicWindow
-from antiphon.engine import Engine, UnitResult
+from antiphon.engine import Engine
 from antiphon.errors import ConfigError
 from antiphon.inspection import inspect, render
 from antiphon.models.minicpmo.audio_encoder import AudioEncoder
@@ -31,7 +32,7 @@ from antiphon.models.minicpmo.voice import VoicePreparer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import OUTPUT_RATE_HZ, UNIT_SAMPLES
-from build import CPU, model
+from build import model
 
 NUM_CODES = 6561
 SECONDS_OF_A_CYCLE = 29
@@ -165,9 +166,11 @@ def call(tiny_checkpoint: Path) -> list[UnitResult]:
     """What 32 seconds of silence come to, with a window that slides."""
     session = SessionConfig(window=BasicWindow(300, 200), duplex=DuplexConfig(num_forced_listens=0))
     engine = Engine.load(
-        open_checkpoint(tiny_checkpoint), load_tokenizer(tiny_checkpoint), EngineConfig(CPU, torch.float32), session
+        open_checkpoint(tiny_checkpoint),
+        EngineConfig(everywhere("cpu", Placement.HERE), Dtype.FLOAT32),
+        session,
     )
-    voice = engine.build_voice(VoicePrompt(tuple(range(20)), noise(40, engine.num_mel_bins), noise(192)))
+    voice = VoicePrompt(tuple(range(20)), noise(40, engine.model.flow.num_mel_bins), noise(192))
     running = engine.open("call", session, torch.empty(0), voice)
     return [running.run_unit(UnitInput(torch.zeros(UNIT_SAMPLES), ())) for _ in range(32)]
 

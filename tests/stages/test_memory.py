@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterator
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
 
-import build
-from antiphon.core.context import Segment
-from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
+from antiphon.core.window import OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ContextLengthExceeded, ResourceExhausted
 from antiphon.kernels.rotation import rotate, rotation
-from antiphon.models.minicpmo.checkpoint import Part, WeightFile
-from antiphon.models.minicpmo.config import DecoderConfig, ThinkerConfig
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
-from antiphon.models.minicpmo.tiny.weights import random_weights
-from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
-from antiphon.stages.stepping import MAX_STEP_TOKENS, StepLoop
-from antiphon.stages.thinker.choosing import Chosen, TextDraw
-from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
-from core.brute_force import slots_of
-
-CONFIG = ThinkerConfig(
-    DecoderConfig(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        rope_theta=1e4,
-        rms_norm_eps=1e-6,
-        has_qk_norm=True,
-    ),
-    vocab_size=50,
-    max_position_tokens=10_000,
+from antiphon.stages.paged import Row
+from antiphon.stages.stepping import MAX_STEP_TOKENS
+from antiphon.stages.thinker.memory import ThinkerMemory
+from stages.memories import (
+    BASIC,
+    CONFIG,
+    CONTEXT,
+    EPS,
+    GAIN,
+    SUFFIX,
+    UNITS,
+    Session,
+    embeds,
+    paged,
+    played,
+    random_network,
 )
-ResultT = TypeVar("ResultT")
-
-SUFFIX, MARKER = (1, 2, 3), (4, 5)
-EPS = torch.finfo(torch.float32).eps
-BASIC = BasicWindow(high_tokens=40, low_tokens=25)
-CONTEXT = ContextWindow(max_units=3, previous_max_tokens=6, marker=MARKER)
-UNITS = (5, 9, 1, 7, 6, 11, 3, 8, 5, 10, 2, 7, 9, 4, 6, 8)
-"""Tokens of each unit: every remainder by the block sizes used here."""
-
-GAIN = 4
-"""How much more a state may move than what moves it: two layers with their residuals, and a norm."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,81 +40,7 @@ def _inference() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def network() -> ThinkerNetwork:
-    with torch.device("meta"):
-        network = ThinkerNetwork(CONFIG)
-    network.load_state_dict(random_weights(Part("thinker", network, WeightFile.MAIN, "")), assign=True)
-    return network
-
-
-def paged(network: ThinkerNetwork, *, num_blocks: int = 64, block_size: int = 4) -> PagedDecoder:
-    """Its cache is full of NaN: whoever reads a slot that was not written shows it."""
-    decoder = PagedDecoder(
-        network, CONFIG.decoder, CacheConfig(num_blocks, block_size), torch.device("cpu"), torch.float32
-    )
-    decoder.cache.keys.fill_(torch.nan)
-    decoder.cache.values.fill_(torch.nan)
-    return decoder
-
-
-def embeds(num_tokens: int, seed: int) -> Tensor:
-    return torch.randn(num_tokens, CONFIG.decoder.hidden_size, generator=torch.Generator().manual_seed(seed))
-
-
-def played(decoder: PagedDecoder, steps: MemorySteps[ResultT]) -> ResultT:
-    """Run a memory's work on its decoder, alone; memories draw nothing by themselves."""
-
-    def nothing(states: Tensor, draws: Sequence[TextDraw]) -> list[Chosen]:
-        raise AssertionError(f"{len(draws)} draws from {tuple(states.shape)}")
-
-    loop: StepLoop[TextDraw, Chosen, ResultT] = StepLoop(decoder, nothing)
-    return build.run_alone(loop, steps)
-
-
-@dataclass(slots=True)
-class Session:
-    """A session and everything it was told. states: of every token fed into the ring so far."""
-
-    network: ThinkerNetwork
-    decoder: PagedDecoder
-    window: WindowPolicy
-    mode: SlideMode
-    prompt_tokens: int = 6
-    suffix: tuple[int, ...] = SUFFIX
-    states: list[Tensor] = field(default_factory=list)
-    num_slides: int = 0
-    memory: ThinkerMemory = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.memory = ThinkerMemory(self.network, self.decoder, self.window, self.mode, max_tokens=5000)
-        played(self.decoder, self.memory.feed_prompt(embeds(self.prompt_tokens, seed=1)))
-        played(self.decoder, self.memory.feed_suffix(self.suffix))
-
-    def feed(self, inputs: Tensor) -> Tensor:
-        return played(self.decoder, self.memory.feed(inputs))
-
-    def live(self, unit: int) -> None:
-        """One unit in two pieces; every third one listens, the others say a word or more."""
-        inputs = embeds(UNITS[unit], seed=100 + unit)
-        for piece in (inputs[:1], inputs[1:]):
-            if piece.shape[0]:
-                self.states.append(self.feed(piece))
-        words = tuple(range(10 + unit, 10 + unit + min(3, UNITS[unit]))) if unit % 3 else ()
-        self.num_slides += played(self.decoder, self.memory.close_unit(unit, words)) is not None
-        self.memory.context.check()
-
-    def stored(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        """Keys and values [L, T, Hkv, D] of a segment, copied."""
-        slots = list(slots_of(segment, self.decoder.pool.block_size))
-        cache = self.decoder.cache
-        return cache.keys.flatten(1, 2)[:, slots], cache.values.flatten(1, 2)[:, slots]
-
-    @property
-    def prompt(self) -> tuple[Tensor, Tensor]:
-        return self.stored(self.memory.context.segments()[0])
-
-    @property
-    def ring(self) -> tuple[Tensor, Tensor]:
-        return self.stored(self.memory.context.segments()[-1])
+    return random_network()
 
 
 @pytest.mark.parametrize("mode", SlideMode)
@@ -149,11 +52,16 @@ def test_a_slide_leaves_the_prompt_and_all_values_as_written_and_by_default_all_
     first_slots = set()
     for prompt_tokens in range(5, 5 + block_size):
         session = Session(network, paged(network, num_blocks=120, block_size=block_size), window, mode, prompt_tokens)
-        prompt = session.prompt
-        before = session.ring
+        anchor, previous = session.anchor, session.memory.context.previous
+        before, num_unchanged = session.ring, 0
         for unit in range(len(UNITS)):
             session.live(unit)
-            assert all(torch.equal(now, then) for now, then in zip(session.prompt, prompt, strict=True))
+            # `previous` and suffix are written anew with every new word, and only then.
+            num_kept = 1 if session.memory.context.previous != previous else len(anchor)
+            for here, there in zip(session.anchor[:num_kept], anchor[:num_kept], strict=True):
+                assert all(torch.equal(*one) for one in zip(here, there, strict=True))
+            num_unchanged += num_kept == len(session.anchor)
+            anchor, previous = session.anchor, session.memory.context.previous
             after = session.ring
             num_survivors = max(0, after[0].shape[1] - UNITS[unit])
             num_dropped = before[0].shape[1] - num_survivors
@@ -162,6 +70,7 @@ def test_a_slide_leaves_the_prompt_and_all_values_as_written_and_by_default_all_
             before = after
             first_slots.add(session.memory.context.segments()[-1].first_slot)
         assert session.num_slides > 2
+        assert num_unchanged > 2
         assert not torch.cat(session.states).isnan().any()
     # Cuts fell on every place in a block; only a ring that is computed anew begins with a block.
     assert first_slots == ({0} if mode is SlideMode.REPREFILL else set(range(block_size)))
@@ -214,7 +123,7 @@ def test_reprefill_is_a_session_that_never_heard_what_was_dropped(
             continue
         retained = [record.unit for record in context.units]
         short = Session(network, paged(network), window, SlideMode.REPREFILL, suffix=(*context.previous, *SUFFIX))
-        short.feed(torch.cat([embeds(UNITS[unit], seed=100 + unit) for unit in retained]))
+        short.feed(torch.cat([long.inputs(unit) for unit in retained]))
         # The same tokens in steps of the same size: nothing is rounded differently, wherever the blocks lie.
         assert all(torch.equal(a, b) for a, b in zip(long.ring, short.ring, strict=True))
         if num_slides > 2:
@@ -265,12 +174,10 @@ def test_sessions_in_one_step_do_not_see_each_other(network: ThinkerNetwork) -> 
     for unit in range(len(UNITS)):
         for session in sessions[: 2 - unit % 2]:
             session.live(unit)
-    rows = []
-    for seed, session in enumerate(sessions):
-        inputs = embeds(5, seed)
-        rows.append(Row(session.memory.context, session.memory.context.append(5), inputs))
-    singly = torch.cat([decoder.run([row]) for row in rows])
-    together = decoder.run(rows)
+    rows = [Row(session.memory.context, session.memory.context.append(5)) for session in sessions]
+    inputs = [embeds(5, seed) for seed in range(len(rows))]
+    singly = torch.cat([decoder.run([row], its) for row, its in zip(rows, inputs, strict=True)])
+    together = decoder.run(rows, torch.cat(inputs))
     # A matrix product of another height may sum its terms in another order.
     torch.testing.assert_close(together, singly, rtol=0, atol=GAIN * CONFIG.decoder.hidden_size * EPS)
 
@@ -280,7 +187,7 @@ def test_a_long_prompt_in_pieces_is_the_prompt_at_once(network: ThinkerNetwork) 
     prompt = embeds(num_tokens, seed=5)
     at_once, in_pieces = (paged(network, num_blocks=300, block_size=4) for _ in range(2))
     whole = ThinkerMemory(network, at_once, OffWindow(5000), SlideMode.ROTATE_QUERY, max_tokens=5000)
-    at_once.run([Row(whole.context, whole.context.append_prompt(num_tokens), prompt)])
+    at_once.run([Row(whole.context, whole.context.append_prompt(num_tokens))], prompt)
     pieces = ThinkerMemory(network, in_pieces, OffWindow(5000), SlideMode.ROTATE_QUERY, max_tokens=5000)
     for piece in (prompt[:1], prompt[1:1], prompt[1:]):
         played(in_pieces, pieces.feed_prompt(piece))

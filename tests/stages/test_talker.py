@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 import build
+from antiphon.core.context import Context
 from antiphon.core.messages import Address, CodecChunk, Handoff
 from antiphon.core.sampling import CodecSampling, Draws
+from antiphon.core.window import SlideMode
 from antiphon.errors import AntiphonError, ResourceExhausted
+from antiphon.kernels.sampling.contract import CodecRules
+from antiphon.kernels.sampling.op import sample_codec
 from antiphon.models.minicpmo.checkpoint import Part, WeightFile
 from antiphon.models.minicpmo.config import DecoderConfig, TalkerConfig
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.models.minicpmo.tiny.weights import random_weights
-from antiphon.stages.paged import CacheConfig
-from antiphon.stages.talker.stage import MAX_CHUNK_TOKENS, TalkerStage
+from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+from antiphon.stages.talker.speaker import MAX_CHUNK_TOKENS
+from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState
 
 CONFIG = TalkerConfig(
@@ -49,12 +54,16 @@ def _inference() -> Iterator[None]:
         yield
 
 
-def stage(config: TalkerConfig = CONFIG, *, num_blocks: int = 40) -> TalkerStage:
+def random_network(config: TalkerConfig = CONFIG) -> TalkerNetwork:
     with torch.device("meta"):
         network = TalkerNetwork(config)
     network.load_state_dict(random_weights(Part("talker", network, WeightFile.MAIN, "")), assign=True)
     network.fold_weight_norms()
-    return TalkerStage(network, CacheConfig(num_blocks))
+    return network
+
+
+def stage(config: TalkerConfig = CONFIG, *, num_blocks: int = 300) -> TalkerStage:
+    return TalkerStage(random_network(config), CacheConfig(num_blocks))
 
 
 def session(seed: int = 0, draws: Draws = Draws.SAMPLED) -> TalkerSession:
@@ -66,12 +75,11 @@ def handoff(num_tokens: int = 3, *, unit: int = 0, ends_turn: bool = False) -> H
     rng = torch.Generator().manual_seed(unit)
     hidden = torch.randn(num_tokens, CONFIG.llm_hidden_size, generator=rng)
     ids = torch.randint(0, CONFIG.audio_bos_id, (num_tokens,), generator=rng)
-    return Handoff(Address("call", epoch=1, turn=2, seq=unit), unit, tuple(ids.tolist()), hidden, ends_turn)
+    return Handoff(Address("call", epoch=1, turn=2, seq=unit), 0.0, unit, tuple(ids.tolist()), hidden, ends_turn)
 
 
 def speak(talker: TalkerStage, state: TalkerState, said: Handoff[Tensor]) -> CodecChunk:
-    (chunk,) = build.run_alone(talker.loop, talker.speak(state, [said]))
-    return chunk
+    return build.run_alone(talker.speaker.loop, talker.speaker.speak(state, said))
 
 
 def turn(talker: TalkerStage, state: TalkerState, num_chunks: int) -> list[CodecChunk]:
@@ -108,18 +116,18 @@ def test_a_turn_of_any_length_stays_within_the_positions_and_forgets_its_oldest_
     assert state.context.shift == sum(lengths[:num_dropped])
     speak(talker, state, handoff(unit=200, ends_turn=True))
     assert state.context.num_tokens == 0
-    talker.decoder.pool.check([])
+    talker.speaker.decoder.pool.check([])
 
 
 def test_a_session_holds_no_block_before_and_between_its_turns() -> None:
     talker = stage()
     state = talker.open(session())
-    talker.decoder.pool.check([])
+    talker.speaker.decoder.pool.check([])
     for _ in range(2):
         first, middle, last = turn(talker, state, 3)
         assert [chunk.is_first_of_turn for chunk in (first, middle, last)] == [True, False, False]
         assert [chunk.ends_turn for chunk in (first, middle, last)] == [False, False, True]
-        talker.decoder.pool.check([])
+        talker.speaker.decoder.pool.check([])
 
 
 def test_closing_in_the_middle_of_a_turn_gives_everything_back_and_may_be_repeated() -> None:
@@ -129,7 +137,7 @@ def test_closing_in_the_middle_of_a_turn_gives_everything_back_and_may_be_repeat
     assert state.context.num_blocks > 0
     talker.close(state)
     talker.close(state)
-    talker.decoder.pool.check([])
+    talker.speaker.decoder.pool.check([])
 
 
 def test_a_chunk_says_whose_it_is() -> None:
@@ -214,7 +222,7 @@ def test_a_full_chunk_draws_one_token_more_than_it_keeps() -> None:
 def test_a_chunk_that_finds_no_block_is_refused_and_closing_gives_everything_back(num_left: int) -> None:
     """For its condition, and for its own tokens."""
     talker = stage()
-    pool = talker.decoder.pool
+    pool = talker.speaker.decoder.pool
     state = talker.open(session())
     speak(talker, state, handoff())
     others = pool.allocate(pool.num_free_blocks - num_left)
@@ -228,17 +236,119 @@ def test_a_chunk_that_finds_no_block_is_refused_and_closing_gives_everything_bac
 
 def test_sessions_that_speak_together_say_what_each_says_alone() -> None:
     seeds = range(5)
-    by_seed = [said(stage(num_blocks=200), session(seed)) for seed in seeds]
-    talker = stage(num_blocks=200)
+    by_seed = [said(stage(num_blocks=1600), session(seed)) for seed in seeds]
+    talker = stage(num_blocks=1600)
     states = [talker.open(session(seed)) for seed in seeds]
     together: list[list[tuple[int, ...]]] = [[] for _ in seeds]
     for unit in range(4):
         heard = handoff(2 + unit % 3, unit=unit, ends_turn=unit == 3)
-        works = ((str(seed), talker.speak(states[seed], [heard])) for seed in seeds)
-        ends = build.run_together(talker.loop, works)
+        works = ((str(seed), talker.speaker.speak(states[seed], heard)) for seed in seeds)
+        ends = build.run_together(talker.speaker.loop, works)
         for seed in seeds:
-            chunks = ends[str(seed)]
-            assert not isinstance(chunks, AntiphonError)
-            together[seed] += (chunk.codec_tokens for chunk in chunks)
+            chunk = ends[str(seed)]
+            assert not isinstance(chunk, AntiphonError)
+            together[seed].append(chunk.codec_tokens)
     assert together == by_seed
-    talker.decoder.pool.check([])
+    talker.speaker.decoder.pool.check([])
+
+
+class Patient:
+    """The same session by the plain rules: one row after the other, each token read before the next row."""
+
+    def __init__(self, settings: TalkerSession) -> None:
+        self.network, self.settings = random_network(), settings
+        self.decoder = PagedDecoder(self.network, CONFIG.decoder, CacheConfig(40), build.CPU, torch.float32)
+        self.context = Context(self.decoder.pool, SlideMode.ROTATE_QUERY, CONFIG.max_position_tokens)
+        self.num_draws = 0
+
+    def choose(self, state: Tensor, drawn: list[int], *, is_eos_masked: bool) -> int:
+        sampling = self.settings.sampling
+        rules = CodecRules(
+            history=torch.tensor([drawn[-sampling.repetition_window_tokens :]], dtype=torch.int64),
+            repetition_penalty=torch.tensor([sampling.repetition_penalty]),
+            temperature=torch.tensor([sampling.temperature]),
+            is_eos_masked=torch.tensor([is_eos_masked]),
+            is_greedy=torch.tensor([self.settings.draws is Draws.MOST_LIKELY]),
+            seeds=torch.tensor([self.settings.seed]),
+            counters=torch.tensor([self.num_draws]),
+        )
+        self.num_draws += 1
+        return int(sample_codec(self.network.logits(state), rules))
+
+    def speak(self, heard: Handoff[Tensor]) -> tuple[int, ...]:
+        may_end = heard.ends_turn or not self.context.num_tokens
+        embeds = self.network.condition(torch.tensor(heard.token_ids, dtype=torch.int64), heard.hidden)
+        drawn: list[int] = []
+        while not drawn or (drawn[-1] != EOS and len(drawn) <= MAX_CHUNK_TOKENS):
+            if drawn:
+                embeds = self.network.embed_codes(torch.tensor(drawn[-1:]))
+            row = Row(self.context, self.context.append(embeds.shape[0]))
+            state = self.decoder.run([row], embeds)[-1:]
+            drawn.append(self.choose(state, drawn, is_eos_masked=not may_end))
+        if heard.ends_turn:
+            self.context.free()
+        return tuple(token for token in drawn if token != EOS)[:MAX_CHUNK_TOKENS]
+
+
+@pytest.mark.parametrize("draws", Draws)
+def test_chunks_are_those_of_a_session_that_waits_for_every_token(draws: Draws) -> None:
+    sampling = CodecSampling(repetition_penalty=1.4, repetition_window_tokens=5)
+    settings = [TalkerSession(str(seed), sampling, draws, seed) for seed in range(6)]
+    patients = [Patient(one) for one in settings]
+    talker = stage(num_blocks=1600)
+    states = [talker.open(one) for one in settings]
+    num_short = 0
+    for unit in range(12):
+        heard = handoff(2 + unit % 3, unit=unit, ends_turn=unit % 3 == 2)
+        for state in states:
+            talker.start(state, heard)
+        ends: dict[str, CodecChunk] = {}
+        while len(ends) < len(states):
+            ends |= {key: chunk for key, chunk in talker.step().items() if isinstance(chunk, CodecChunk)}
+        for state, patient in zip(states, patients, strict=True):
+            chunk = ends[state.session.session_id]
+            assert chunk.codec_tokens == patient.speak(heard)
+            assert state.num_draws == patient.num_draws
+            assert state.context.num_tokens == patient.context.num_tokens
+            num_short += len(chunk.codec_tokens) < MAX_CHUNK_TOKENS
+    if draws is Draws.SAMPLED:
+        assert num_short > 6
+
+
+def test_an_end_costs_one_row_and_a_full_chunk_none() -> None:
+    talker = stage()
+    num_ended = num_full = 0
+    for seed in range(8):
+        state = talker.open(session(seed))
+        talker.step()  # it is ready
+        talker.start(state, handoff())
+        num_steps = 0
+        while not talker.is_idle:
+            ends = list(talker.step().values())
+            num_steps += 1
+        (chunk,) = ends
+        assert isinstance(chunk, CodecChunk)
+        num_tokens = len(chunk.codec_tokens)
+        # The condition, each token, and either the end that was fed unseen or the wait for one token too many.
+        assert num_steps == 1 + num_tokens + 1
+        assert state.context.num_tokens == 4 + num_tokens
+        num_ended += num_tokens < MAX_CHUNK_TOKENS
+        num_full += num_tokens == MAX_CHUNK_TOKENS
+        talker.close(state)
+    assert num_ended
+    assert num_full
+    talker.speaker.decoder.pool.check([])
+
+
+@pytest.mark.parametrize("num_steps", range(5))
+def test_closing_while_it_speaks_gives_blocks_and_draws_back(num_steps: int) -> None:
+    talker = stage()
+    state = talker.open(session())
+    speak(talker, state, handoff())
+    talker.start(state, handoff(unit=1))
+    for _ in range(num_steps):
+        talker.step()
+    assert talker.speaker.chooser.table.num_held == min(num_steps, 1)
+    talker.close(state)
+    assert talker.speaker.chooser.table.num_held == 0
+    talker.speaker.decoder.pool.check([])

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from antiphon.core.duplex import DuplexConfig
+from antiphon.core.messages import Address, HeardUnit
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import (
@@ -25,11 +26,12 @@ from antiphon.errors import (
 from antiphon.models.minicpmo.model import Model
 from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load_tokenizer
+from antiphon.stages.loop import Ready
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import PromptLimits, ThinkerStage, ThinkerState
-from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
+from antiphon.stages.thinker.stage import PromptLimits, PromptSource, ThinkerStage, ThinkerState
+from antiphon.stages.thinker.state import PromptReady, ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import UNIT_SAMPLES
 from build import GOLDEN_CHECKPOINT, model
 from core.brute_force import snapshot
@@ -45,10 +47,13 @@ SESSION = ThinkerSession(
     slide=SlideMode.ROTATE_QUERY,
     max_pictures=1,
     max_slices=1,
+    max_text_tokens=0,
     duplex=DuplexConfig(num_forced_listens=1),
     sampling=TextSampling(),
     draws=Draws.SAMPLED,
     seed=0,
+    keeps_inputs=False,
+    deadline_s=0.0,
 )
 PICTURE = Image.effect_noise((60, 60), 50).convert("RGB")
 
@@ -83,13 +88,28 @@ class Thinker:
         limits = PromptLimits(MAX_PROMPT_TOKENS, is_shared=True, max_stored_bytes=0)
         return Thinker(ThinkerStage(senses, decider, tokenizer, limits), decider.decoder)
 
+    def open(self, session: ThinkerSession) -> ThinkerState:
+        """A session whose prompt is in the cache. Raises: why it cannot be."""
+        state = self.stage.open(session)
+        self.ready(session.session_id)
+        return state
+
+    def ready(self, session_id: str) -> PromptReady:
+        while True:
+            ended = self.stage.step().get(session_id)
+            if isinstance(ended, AntiphonError):
+                raise ended
+            if isinstance(ended, Ready):
+                return ended.about
+
     def hear(self, state: ThinkerState, heard: UnitInput) -> UnitOutcome:
         """One second of one session. Raises: what it fails with."""
-        self.stage.start_unit(state, heard, deadline_s=0.0)
+        self.stage.start(state, heard_unit(state, heard))
         while True:
             for end in self.stage.step().values():
                 if isinstance(end, AntiphonError):
                     raise end
+                assert isinstance(end, UnitOutcome)
                 return end
 
     def check_empty(self) -> None:
@@ -99,13 +119,17 @@ class Thinker:
         everything = replace(
             SESSION, session_id="everything", window=OffWindow((self.decoder.pool.num_blocks - 4) * size)
         )
-        self.stage.close(self.stage.open(everything))
+        self.stage.close(self.open(everything))
         self.decoder.pool.check([])
 
 
 @pytest.fixture
 def thinker(golden: Model, tokenizer: TextTokenizer) -> Thinker:
     return Thinker.of(golden, tokenizer)
+
+
+def heard_unit(state: ThinkerState, heard: UnitInput) -> HeardUnit[UnitInput]:
+    return HeardUnit(Address(state.session.session_id, 0, 0, 0), 0.0, heard)
 
 
 def sound(unit: int = 0) -> Tensor:
@@ -138,35 +162,35 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_holds_nothing(
     thinker: Thinker, window: WindowPolicy, limit: int
 ) -> None:
     session = replace(SESSION, window=window)
-    state = thinker.stage.open(replace(session, prompt=written(limit)))
+    state = thinker.open(replace(session, prompt=written(limit)))
     assert state.mind.memory.context.num_tokens == limit
     assert thinker.hear(state, second(num_pictures=1)).unit == 0
     thinker.stage.close(state)
     with pytest.raises(PromptTooLong, match=f"has {limit + 1} tokens.* takes {limit};"):
-        thinker.stage.open(replace(session, prompt=written(limit + 1)))
+        thinker.open(replace(session, prompt=written(limit + 1)))
     thinker.check_empty()
 
 
 @pytest.mark.parametrize("reference", [torch.zeros(100), torch.full((16_000,), torch.nan), torch.zeros(2, 16_000)])
 def test_a_voice_that_is_no_sound_is_refused_and_holds_nothing(thinker: Thinker, reference: Tensor) -> None:
     with pytest.raises(AudioError):
-        thinker.stage.open(replace(SESSION, reference=reference))
+        thinker.open(replace(SESSION, reference=reference))
     thinker.check_empty()
 
 
 def test_a_session_that_could_outgrow_the_cache_is_refused_and_the_others_do_not_notice(
     golden: Model, tokenizer: TextTokenizer, thinker: Thinker
 ) -> None:
-    alone = thinker.stage.open(SESSION)
+    alone = thinker.open(SESSION)
     small = Thinker.of(golden, tokenizer, num_blocks=25)
-    first = small.stage.open(SESSION)
+    first = small.open(SESSION)
     with pytest.raises(ResourceExhausted, match="engine is full"):
-        small.stage.open(replace(SESSION, session_id="second", prompt=written(9)))
+        small.open(replace(SESSION, session_id="second", prompt=written(9)))
     for unit in range(5):
         assert said(small.hear(first, second(unit))) == said(thinker.hear(alone, second(unit)))
     small.stage.close(first)
     small.decoder.pool.check([])
-    small.stage.close(small.stage.open(replace(SESSION, session_id="second", prompt=written(9))))
+    small.stage.close(small.open(replace(SESSION, session_id="second", prompt=written(9))))
 
 
 BAD_SECONDS = {
@@ -183,7 +207,7 @@ def test_a_bad_second_is_refused_and_the_session_goes_on_as_if_it_had_not_come(
 ) -> None:
     bad, error = BAD_SECONDS[name]
     other = Thinker.of(golden, tokenizer)
-    state, twin = thinker.stage.open(SESSION), other.stage.open(SESSION)
+    state, twin = thinker.open(SESSION), other.open(SESSION)
     for unit in range(4):
         before = snapshot(state.mind.memory.context, thinker.decoder.pool)
         with pytest.raises(error):
@@ -193,22 +217,21 @@ def test_a_bad_second_is_refused_and_the_session_goes_on_as_if_it_had_not_come(
 
 
 def test_a_bad_second_is_its_own_sessions_business(thinker: Thinker) -> None:
-    states = [thinker.stage.open(replace(SESSION, session_id=name, seed=3)) for name in ("good", "bad", "twin")]
+    states = [thinker.open(replace(SESSION, session_id=name, seed=3)) for name in ("good", "bad", "twin")]
     bad, _ = BAD_SECONDS["not finite"]
-    thinker.stage.start_unit(states[0], second(), 0.0)
-    with pytest.raises(AudioError):
-        thinker.stage.start_unit(states[1], bad, 0.0)
-    thinker.stage.start_unit(states[2], second(), 0.0)
-    ends: dict[str, UnitOutcome | AntiphonError] = {}
-    while len(ends) < 2:
+    for state, heard in zip(states, (second(), bad, second()), strict=True):
+        thinker.stage.start(state, heard_unit(state, heard))
+    ends: dict[str, object] = {}
+    while len(ends) < 3:
         ends |= thinker.stage.step()
+    assert isinstance(ends["bad"], AudioError)
     assert isinstance(ends["good"], UnitOutcome)
     assert isinstance(ends["twin"], UnitOutcome)
     assert ends["good"].token_ids == ends["twin"].token_ids
 
 
 def test_without_a_window_a_session_ends_before_anything_of_the_unit_that_may_not_fit_is_fed(thinker: Thinker) -> None:
-    state = thinker.stage.open(replace(SESSION, window=OffWindow(200)))
+    state = thinker.open(replace(SESSION, window=OffWindow(200)))
     context = state.mind.memory.context
     num_units = 0
     while context.num_tokens + NUM_AUDIO_TOKENS + NUM_PICTURE_TOKENS + NUM_DECIDED_TOKENS <= 200:
@@ -237,7 +260,7 @@ def test_a_session_stays_within_what_it_was_admitted_with(
 ) -> None:
     marker = tokenizer.encode(PREVIOUS_MARKER)
     window = SESSION.window if kind == "basic" else ContextWindow(2, 20, marker)
-    state = thinker.stage.open(replace(SESSION, window=window, slide=mode))
+    state = thinker.open(replace(SESSION, window=window, slide=mode))
     context, pool = state.mind.memory.context, thinker.decoder.pool
     reserved = CacheConfig.for_tokens(state.max_tokens, num_segments=3).num_blocks
     num_slides = 0
@@ -254,7 +277,7 @@ def test_a_session_stays_within_what_it_was_admitted_with(
 
 
 def test_the_first_units_listen_when_they_are_forced_to(thinker: Thinker) -> None:
-    state = thinker.stage.open(replace(SESSION, duplex=DuplexConfig(num_forced_listens=3)))
+    state = thinker.open(replace(SESSION, duplex=DuplexConfig(num_forced_listens=3)))
     special = thinker.hear(state, second()).token_ids
     for _ in range(2):
         outcome = thinker.hear(state, second())
@@ -268,7 +291,7 @@ def test_the_first_units_listen_when_they_are_forced_to(thinker: Thinker) -> Non
 
 def test_the_same_seed_decides_the_same_and_other_seeds_something_else(thinker: Thinker) -> None:
     def decisions(seed: int) -> tuple[tuple[int, ...], ...]:
-        state = thinker.stage.open(replace(SESSION, seed=seed))
+        state = thinker.open(replace(SESSION, seed=seed))
         try:
             return tuple(thinker.hear(state, second(unit)).token_ids for unit in range(4))
         finally:
@@ -283,10 +306,10 @@ def test_a_prompt_that_is_in_the_cache_already_is_as_good_as_one_that_was_comput
     golden: Model, tokenizer: TextTokenizer, thinker: Thinker
 ) -> None:
     other = Thinker.of(golden, tokenizer)
-    computed = other.stage.open(replace(SESSION, seed=5))
-    first = thinker.stage.open(replace(SESSION, session_id="first"))
-    found = thinker.stage.open(replace(SESSION, seed=5))
-    assert (computed.is_prompt_hit, found.is_prompt_hit) == (False, True)
+    computed = other.open(replace(SESSION, seed=5))
+    first = thinker.open(replace(SESSION, session_id="first"))
+    found = thinker.open(replace(SESSION, seed=5))
+    assert (computed.prompt_source, found.prompt_source) == (PromptSource.OWN, PromptSource.STORED)
     thinker.hear(first, second(9))
     thinker.stage.close(first)
     for unit in range(4):

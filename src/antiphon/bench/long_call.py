@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from antiphon.config import DEFAULT_HIGH_TOKENS, DEFAULT_LOW_TOKENS, EngineConfig, SessionConfig, resolve_device
-from antiphon.core.events import UnitDecided, WindowSlid
+from antiphon.config import DEFAULT_HIGH_TOKENS, DEFAULT_LOW_TOKENS, Dtype, EngineConfig, SessionConfig, everywhere
+from antiphon.core.events import UnitDecided, UnitFinished, WindowSlid
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
-from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.runner.device import resolve_device
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import MEL_FRAMES_PER_CODEC_TOKEN, UNIT_SAMPLES
 
@@ -52,16 +52,17 @@ def measure(engine: Engine, session: SessionConfig, num_units: int) -> Iterator[
     """Run a call of `num_units` seconds."""
     num_frames = NUM_VOICE_TOKENS * MEL_FRAMES_PER_CODEC_TOKEN
     generator = torch.Generator().manual_seed(0)
-    mel = torch.randn(num_frames, engine.num_mel_bins, generator=generator)
-    voice = engine.build_voice(VoicePrompt(tuple(range(NUM_VOICE_TOKENS)), mel, torch.randn(192, generator=generator)))
+    mel = torch.randn(num_frames, engine.model.flow.num_mel_bins, generator=generator)
+    voice = VoicePrompt(tuple(range(NUM_VOICE_TOKENS)), mel, torch.randn(192, generator=generator))
     call = engine.open("long", session, torch.empty(0), voice)
     for unit in range(num_units):
         is_loud = unit // 3 % 2
         samples = LOUDNESS * is_loud * torch.randn(UNIT_SAMPLES, generator=generator)
         events = call.run_unit(UnitInput(samples, ())).events
         decided = next(event for event in events if isinstance(event, UnitDecided))
+        finished = next(event for event in events if isinstance(event, UnitFinished))
         yield UnitCost(
-            unit_ms=decided.thinker_ms + decided.talker_ms + decided.code2wav_ms,
+            unit_ms=finished.thinker_ms + finished.talker_ms + finished.code2wav_ms,
             num_blocks=decided.num_context_blocks,
             num_context_tokens=decided.num_context_tokens,
             host_bytes=resident_bytes(),
@@ -86,12 +87,11 @@ def main(
     """Run the call and print the comparison."""
     console = Console()
     session = SessionConfig(window=BasicWindow(high, low), slide=slide)
-    opened, torch_device = open_checkpoint(checkpoint), resolve_device(device)
+    opened = open_checkpoint(checkpoint)
     if opened.is_tiny:
         torch.set_num_threads(1)  # its tensors are so small that sharing one costs more than it saves
-    dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
-    with torch.inference_mode():
-        engine = Engine.load(opened, load_tokenizer(opened.folder), EngineConfig(torch_device, dtype), session)
+    dtype = Dtype.FLOAT32 if resolve_device(device).type == "cpu" else Dtype.BFLOAT16
+    with Engine.load(opened, EngineConfig(everywhere(device), dtype), session) as engine:
         costs = list(track(measure(engine, session, units), total=units, console=console, transient=True))
     table = Table(title=f"{units} units, basic {high}/{low}, {slide.value}, {device}, torch {torch.__version__}")
     for column in ("units", "ms mean", "ms p95", "ms max", "context tokens", "KV blocks", "resident MB"):

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from enum import Enum
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -31,9 +31,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from antiphon.bench.long_call import LOUDNESS, NUM_VOICE_TOKENS
-from antiphon.config import EngineConfig, SessionConfig, resolve_device
+from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
-from antiphon.core.events import UnitDecided
+from antiphon.core.events import UnitDecided, UnitFinished
 from antiphon.engine import Engine
 from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, Part, WeightFile, open_checkpoint
@@ -43,6 +43,7 @@ from antiphon.models.minicpmo.new_folder import new_folder, write_json
 from antiphon.models.minicpmo.released import RELEASED, config_document, flow_document
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.runner.device import resolve_device
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import MEL_FRAMES_PER_CODEC_TOKEN, UNIT_SAMPLES
 
@@ -53,9 +54,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "mer
 _BIAS_SPREAD = 0.02
 
 
-class Dtype(Enum):
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    decided: UnitDecided
+    finished: UnitFinished
 
 
 def main(
@@ -82,10 +84,8 @@ def main(
     console.print(f"{len(headers)} tensors, {num_bytes / 1e9:.2f} GB in {checkpoint}", soft_wrap=True)
 
     session = SessionConfig(duplex=DuplexConfig(num_forced_listens=NUM_LISTENS))
-    torch_dtype = torch.float32 if dtype is Dtype.FLOAT32 else torch.bfloat16
     started_s = time.perf_counter()
-    with torch.inference_mode():
-        engine = Engine.load(opened, load_tokenizer(opened.folder), EngineConfig(torch_device, torch_dtype), session)
+    with Engine.load(opened, EngineConfig(everywhere(device), dtype), session) as engine:
         if torch_device.type == "cuda":
             torch.cuda.synchronize(torch_device)
         seconds = f"loaded, with the caches of one call, in {time.perf_counter() - started_s:.1f} s"
@@ -121,16 +121,19 @@ def write_random(
         _write_model(whole, config, torch.Generator(device).manual_seed(0), max_shard_bytes)
 
 
-def run_call(engine: Engine, session: SessionConfig, flow: FlowConfig, num_units: int) -> Iterator[UnitDecided]:
+def run_call(engine: Engine, session: SessionConfig, flow: FlowConfig, num_units: int) -> Iterator[UnitCost]:
     """Run a call of `num_units` seconds of noise, with a random voice of the sizes of `flow`."""
     generator = torch.Generator().manual_seed(0)
     mel = torch.randn(NUM_VOICE_TOKENS * MEL_FRAMES_PER_CODEC_TOKEN, flow.num_mel_bins, generator=generator)
     speaker = torch.randn(flow.speaker_size, generator=generator)
-    voice = engine.build_voice(VoicePrompt(tuple(range(NUM_VOICE_TOKENS)), mel, speaker))
+    voice = VoicePrompt(tuple(range(NUM_VOICE_TOKENS)), mel, speaker)
     call = engine.open("released size", session, torch.empty(0), voice)
     for _ in range(num_units):
         samples = LOUDNESS * torch.randn(UNIT_SAMPLES, generator=generator)
-        yield from (one for one in call.run_unit(UnitInput(samples, ())).events if isinstance(one, UnitDecided))
+        events = call.run_unit(UnitInput(samples, ())).events
+        (decided,) = (one for one in events if isinstance(one, UnitDecided))
+        (finished,) = (one for one in events if isinstance(one, UnitFinished))
+        yield UnitCost(decided, finished)
     call.close()
 
 
@@ -143,7 +146,7 @@ def memory(device: torch.device) -> str:
     return text
 
 
-def unit_table(costs: Sequence[UnitDecided]) -> Table:
+def unit_table(costs: Sequence[UnitCost]) -> Table:
     """A line for every unit, then medians of those that listen and of those that speak.
 
     tokens: that the unit adds after its input. context: tokens in it afterwards.
@@ -152,22 +155,22 @@ def unit_table(costs: Sequence[UnitDecided]) -> Table:
     for column in ("unit", "decision", "tokens", "context", "thinker ms", "talker ms", "code2wav ms"):
         table.add_column(column, justify="right")
     for one in costs:
-        table.add_row(str(one.unit), *_cells([one]))
+        table.add_row(str(one.decided.unit), *_cells([one]))
     for is_listen in (True, False):
-        if alike := [one for one in costs if one.is_listen is is_listen]:
+        if alike := [one for one in costs if one.decided.is_listen is is_listen]:
             table.add_row(f"median of {len(alike)}", *_cells(alike), style="bold")
     return table
 
 
-def _cells(alike: Sequence[UnitDecided]) -> tuple[str, ...]:
+def _cells(alike: Sequence[UnitCost]) -> tuple[str, ...]:
     """Medians of units with the same decision."""
     return (
-        "listen" if alike[0].is_listen else "speak",
-        f"{median(len(one.token_ids) for one in alike):g}",
-        f"{median(one.num_context_tokens for one in alike):g}",
-        f"{median(one.thinker_ms for one in alike):.1f}",
-        f"{median(one.talker_ms for one in alike):.1f}",
-        f"{median(one.code2wav_ms for one in alike):.1f}",
+        "listen" if alike[0].decided.is_listen else "speak",
+        f"{median(len(one.decided.token_ids) for one in alike):g}",
+        f"{median(one.decided.num_context_tokens for one in alike):g}",
+        f"{median(one.finished.thinker_ms for one in alike):.1f}",
+        f"{median(one.finished.talker_ms for one in alike):.1f}",
+        f"{median(one.finished.code2wav_ms for one in alike):.1f}",
     )
 
 

@@ -143,6 +143,16 @@ class Context:
         self._num_open_tokens += num_tokens
         return placement
 
+    def retract(self, num_tokens: int) -> None:
+        """Take back the newest tokens of the open unit, as if they had not been appended; the cache needs nothing."""
+        assert 0 <= num_tokens <= self._num_open_tokens, f"{num_tokens} of {self._num_open_tokens} open tokens"
+        ring = self._ring
+        self._num_open_tokens -= num_tokens
+        ring.num_tokens -= num_tokens
+        num_blocks = -(-(ring.first_slot + ring.num_tokens) // self._pool.block_size)
+        self._pool.release(ring.blocks[num_blocks:])
+        del ring.blocks[num_blocks:]
+
     def close_unit(self, unit: int, spoken: tuple[int, ...]) -> UnitRecord:
         """Make what was appended since the last close a unit of the ring."""
         record = UnitRecord(unit, self._num_open_tokens, spoken)
@@ -153,14 +163,15 @@ class Context:
     def slide(self, plan: SlidePlan) -> Slide:
         """Apply a plan in one transaction; the open unit must be closed.
 
-        Raises: ResourceExhausted if a longer `previous` finds no block; nothing changed then.
+        Raises: ContextLengthExceeded if a longer `previous` is too long for what stays, ResourceExhausted if it finds
+        no block; nothing changed then.
         """
         assert not self._num_open_tokens, f"{self._num_open_tokens} tokens of an open unit would be cut from their unit"
         assert 0 <= plan.num_dropped_units <= len(self._units), f"{plan} for {len(self._units)} units"
         num_dropped_tokens = sum(self._units[i].num_tokens for i in range(plan.num_dropped_units))
         is_rewritten = plan.previous != self.previous
         if is_rewritten:
-            self._require_anchor_blocks(plan, num_dropped_tokens)
+            self._require_room_for_anchor(plan, num_dropped_tokens)
         dropped = tuple(self._units.popleft() for _ in range(plan.num_dropped_units))
         self._drop_front(num_dropped_tokens)
         growth = 0
@@ -236,8 +247,14 @@ class Context:
         del ring.blocks[:num_empty]
         ring.first_slot = ring.first_slot % self._pool.block_size if ring.num_tokens else 0
 
-    def _require_anchor_blocks(self, plan: SlidePlan, num_dropped_tokens: int) -> None:
+    def _require_room_for_anchor(self, plan: SlidePlan, num_dropped_tokens: int) -> None:
         assert len(self._anchor) == 2, "only a context with a suffix segment can take `previous`"
+        num_tokens = self.num_tokens - num_dropped_tokens + len(plan.previous) - len(self.previous)
+        if num_tokens > self._max_tokens:
+            raise ContextLengthExceeded(
+                f"with {len(plan.previous)} tokens of earlier words the context would hold {num_tokens} tokens (limit "
+                f"{self._max_tokens}); keep fewer words or units"
+            )
         size, ring = self._pool.block_size, self._ring
         is_emptied = num_dropped_tokens == ring.num_tokens
         num_freed = len(ring.blocks) if is_emptied else (ring.first_slot + num_dropped_tokens) // size

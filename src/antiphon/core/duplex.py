@@ -92,6 +92,11 @@ class UnitDecisions:
         return self._terminator == self._tokens.listen
 
     @property
+    def num_left(self) -> int:
+        """Tokens that may still be fed before the unit is full."""
+        return self._max_tokens - 1 - len(self.fed)
+
+    @property
     def closing_ids(self) -> tuple[int, int]:
         assert self._terminator is not None, "the unit is still being decided"
         return self._terminator, self._tokens.unit_end
@@ -107,9 +112,19 @@ class UnitDecisions:
             return None
         self.is_turn_open = sampled != tokens.turn_eos
         self.fed.append(sampled)
-        if len(self.fed) == self._max_tokens - 1:
+        if not self.num_left:
             self._terminator = tokens.chunk_eos
         return sampled
+
+    def interrupt(self) -> None:
+        """End the unit here, and its turn if one is open; words that were fed stay there for `previous_ids`."""
+        assert not self.is_done, f"the unit has ended with {self._terminator}"
+        tokens = self._tokens
+        if self.is_turn_open:
+            self.fed.append(tokens.turn_eos)
+            self.is_turn_open = False
+        has_more = any(token != tokens.turn_eos for token in self.fed)
+        self._terminator = tokens.chunk_eos if has_more else tokens.listen
 
     def utterances(self) -> tuple[Utterance, ...]:
         """What the talker gets: one entry per turn that spoke, the last one open unless its turn ended.

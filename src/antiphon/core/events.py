@@ -31,6 +31,14 @@ class UnitDecided:
     num_context_tokens: int
     num_context_blocks: int
     num_retained_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFinished:
+    """Nothing of the unit is on its way any more. *_ms: time that it spent in each stage, waiting included."""
+
+    unit: int
+    at_s: float
     thinker_ms: float
     talker_ms: float
     code2wav_ms: float
@@ -76,19 +84,37 @@ class SpeechQueued:
 
 @dataclass(frozen=True, slots=True)
 class TurnInterrupted:
-    """The answer was stopped from outside. num_void_samples: queued speech that nobody will hear."""
+    """The answer was stopped from outside.
+
+    num_heard_samples: of the turn's speech, what had been played by then, by the playback clock.
+    num_void_samples: queued speech that nobody will hear.
+    """
 
     turn: int
     epoch: int
     at_s: float
+    num_heard_samples: int
     num_void_samples: int
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechLost:
+    """Part of an answer got lost on its way through the engine; the answer is over, the call goes on."""
+
+    turn: int
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class InputRefused:
-    """Something that the caller sent could not be used; the call goes on without it."""
+    """Something that the caller sent could not be used or was lost; the call goes on without it.
+
+    num_samples: sound that will not be heard.
+    """
 
     at_s: float
+    num_samples: int
     code: str
     message: str
 
@@ -105,11 +131,13 @@ class SessionEnded:
 Event = (
     SessionOpened
     | UnitDecided
+    | UnitFinished
     | WindowSlid
     | TurnStarted
     | TurnEnded
     | TurnInterrupted
     | SpeechQueued
+    | SpeechLost
     | InputRefused
     | SessionEnded
 )

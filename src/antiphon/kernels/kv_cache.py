@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from antiphon.kernels.transfer import upload
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -75,13 +77,15 @@ class StepLayout:
     @cached_property
     def key_slots(self) -> tuple[tuple[Tensor, int], ...]:
         """Per row: slots [num_keys] int64 in order of position, and how many of them are anchor keys."""
-        return tuple(self._row_slots(row) for row in self.rows)
+        if not self.rows:
+            return ()
+        slots = upload(torch.cat([self._row_slots(row) for row in self.rows]), self.slots.device)
+        num_anchor_keys = [min(sum(part.num_tokens for part in row.anchor), row.num_keys) for row in self.rows]
+        return tuple(zip(torch.split(slots, [row.num_keys for row in self.rows]), num_anchor_keys, strict=True))
 
-    def _row_slots(self, row: RowLayout) -> tuple[Tensor, int]:
+    def _row_slots(self, row: RowLayout) -> Tensor:
         parts = [self._segment_slots(segment) for segment in (*row.anchor, row.ring)]
-        num_anchor_keys = sum(segment.num_tokens for segment in row.anchor)
-        slots = torch.cat(parts)[: row.num_keys].to(self.slots.device)
-        return slots, min(num_anchor_keys, row.num_keys)
+        return torch.cat(parts)[: row.num_keys]
 
     def _segment_slots(self, segment: SegmentLayout) -> Tensor:
         blocks = torch.tensor(segment.blocks, dtype=torch.int64)

@@ -1,1 +1,1 @@
-"""The three stages of a call: thinker, talker, code2wav. Each has `state.py` and `stage.py`."""
+"""The three stages of a call: thinker, talker, code2wav. Each has its states in `state.py`."""

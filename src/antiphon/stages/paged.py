@@ -15,6 +15,7 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context, Placement, Segment
 from antiphon.kernels.kv_cache import KVCache, RowLayout, SegmentLayout, StepLayout
 from antiphon.kernels.rotate_keys.op import rotate_keys
+from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.config import DecoderConfig
 
 
@@ -33,11 +34,10 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One session's part of a step. embeds: [n, hidden], the inputs of the n placed tokens."""
+    """One session's part of a step: where its tokens go, and what they attend to."""
 
     context: Context
     placement: Placement
-    embeds: Tensor
 
 
 class PagedDecoder:
@@ -67,14 +67,16 @@ class PagedDecoder:
         """Memory of one block, keys and values of all layers."""
         return self.cache.num_bytes // self.pool.num_blocks
 
-    def run(self, rows: Sequence[Row]) -> Tensor:
-        """One forward pass over all rows. Returns the states of all their tokens, [N, hidden], in order of rows."""
-        embeds = torch.cat([row.embeds for row in rows])
+    def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
+        """One forward pass over all rows. embeds: [N, hidden], inputs of all their tokens, in order of rows.
+
+        Returns their states, [N, hidden].
+        """
         return self._forward(embeds, self._layout(rows), self.cache)
 
     def rotate(self, placement: Placement, by_positions: int) -> None:
         """Rotate stored keys in place, all layers."""
-        slots = torch.tensor(placement.slots, dtype=torch.int64, device=self.cache.keys.device)
+        slots = upload(torch.tensor(placement.slots, dtype=torch.int64), self.cache.keys.device)
         rotate_keys(self.cache.keys, slots, by_positions, self.rope_theta)
 
     def _layout(self, rows: Sequence[Row]) -> StepLayout:
@@ -94,7 +96,7 @@ class PagedDecoder:
             layouts.append(RowLayout(start, len(slots), own.stop, tuple(anchor), ring))
         assert len(set(slots)) == len(slots), "a slot is written twice in one step"
         columns = torch.tensor([positions, ring_positions, key_positions, slots], dtype=torch.int64)
-        at, ring_at, key_at, to = columns.to(self.cache.keys.device)
+        at, ring_at, key_at, to = upload(columns, self.cache.keys.device)
         return StepLayout(at, ring_at, key_at, to, tuple(layouts), self.pool.block_size)
 
 

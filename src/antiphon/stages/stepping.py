@@ -1,49 +1,95 @@
 """Sessions as generators, steps as batches: whoever waits for a forward pass runs in the next one.
 
 A session's work on a decoder (a prompt, a unit, a spoken chunk) is a generator. It yields a `Request` for each row that
-it needs and is sent the `Reply`; it knows nothing of its neighbours. `StepLoop` collects the requests of all sessions
-into one step: prefill, decode, unit close and re-forwarded `previous` text mix freely. Shown by
-tests/stages/test_stepping.py.
+it needs and is sent the `Reply` as soon as the step is launched; it knows nothing of its neighbours. What was drawn is
+fed from the device and read one step late, so that host and device do not wait for each other. `StepLoop` collects the
+requests of all sessions into one step: prefill, decode, unit close and re-forwarded `previous` text mix freely.
+Shown by tests/stages/test_stepping.py.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from antiphon.core.scheduler import Waiting, schedule
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, InternalError
+from antiphon.kernels.transfer import Download
+from antiphon.stages.draw_table import DrawSlot
 from antiphon.stages.paged import PagedDecoder, Row
 
 DrawT = TypeVar("DrawT")
-ChoiceT = TypeVar("ChoiceT")
+OfferedDrawT = TypeVar("OfferedDrawT", contravariant=True)
 ResultT = TypeVar("ResultT")
 
 MAX_STEP_TOKENS = 512
 """Tokens of all rows in a step. A longer row asks for pieces of this size."""
 
+_LOG = logging.getLogger(__name__)
+
+
+class Drawn:
+    """A drawn id on its way to the host."""
+
+    def __init__(self, ids: Download, index: int) -> None:
+        self._ids = ids
+        self._index = index
+
+    @property
+    def is_there(self) -> bool:
+        return self._ids.is_there
+
+    def read(self) -> int:
+        """The id. Only after the next row's reply or a `Settle`, so that the device has work meanwhile."""
+        return int(self._ids.read()[self._index])
+
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[DrawT]):
-    """What a session wants from the next step. draw: how to choose from the last token's state; None for no choice."""
+    """What a session wants from the next step.
+
+    inputs: [n, hidden] of the row's tokens, or the slot whose newest draw is the row's only token.
+    draw: how to choose from the last token's state; None for no choice.
+    """
 
     row: Row
+    inputs: Tensor | DrawSlot
     draw: DrawT | None
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Generic[ChoiceT]):
-    """states: [n, hidden] of the row's tokens. choice: what was drawn; None if nothing was asked."""
+class Settle:
+    """A session's wish to go on when it can read what was drawn, in no step meanwhile. It is sent nothing."""
 
+    drawn: Drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """inputs, states: [n, hidden] of the row's tokens, on the device. drawn: None if nothing was asked."""
+
+    inputs: Tensor
     states: Tensor
-    choice: ChoiceT | None
+    drawn: Drawn | None
 
 
-Steps = Generator[Request[DrawT], Reply[ChoiceT], ResultT]
+Steps = Generator[Request[DrawT] | Settle, Reply, ResultT]
+
+
+class Chooser(Protocol[OfferedDrawT]):
+    """Draws for the rows of a step, and remembers on the device what it drew."""
+
+    def choose(self, states: Tensor, draws: Sequence[OfferedDrawT]) -> Download:
+        """One id per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
+
+    def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
+        """[len(slots), hidden], the inputs for each slot's newest draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +101,44 @@ class Finished(Generic[ResultT]):
 
 
 @dataclass(slots=True)
-class _Active(Generic[DrawT, ChoiceT, ResultT]):
-    """request: what the session waits for."""
+class _Active(Generic[DrawT, ResultT]):
+    """wish: what the session waits for."""
 
     session_id: str
-    steps: Steps[DrawT, ChoiceT, ResultT]
-    request: Request[DrawT]
+    steps: Steps[DrawT, ResultT]
+    wish: Request[DrawT] | Settle
     deadline_s: float
     order: int
 
 
-class StepLoop(Generic[DrawT, ChoiceT, ResultT]):
-    """Owns the unfinished work of all sessions on one decoder.
+_Wanting = tuple[_Active[DrawT, ResultT], Request[DrawT]]
+"""A session together with the row that it waits for."""
 
-    choose: (states [M, hidden], M draws) → M choices; called once per step.
-    """
 
-    def __init__(self, decoder: PagedDecoder, choose: Callable[[Tensor, Sequence[DrawT]], Sequence[ChoiceT]]) -> None:
+class StepLoop(Generic[DrawT, ResultT]):
+    """Owns the unfinished work of all sessions on one decoder. chooser: called once per step."""
+
+    def __init__(self, decoder: PagedDecoder, chooser: Chooser[DrawT]) -> None:
         self._decoder = decoder
-        self._choose = choose
-        self._active: dict[str, _Active[DrawT, ChoiceT, ResultT]] = {}
+        self._chooser = chooser
+        self._active: dict[str, _Active[DrawT, ResultT]] = {}
         self._num_added = 0
-        # What ended without a step, or while `run` was driving other work; the next step returns it.
+        # What the next `step` returns.
         self._ended: list[Finished[ResultT]] = []
 
     @property
     def is_idle(self) -> bool:
         return not self._active and not self._ended
 
-    def add(self, session_id: str, steps: Steps[DrawT, ChoiceT, ResultT], deadline_s: float) -> None:
+    def add(self, session_id: str, steps: Steps[DrawT, ResultT], deadline_s: float) -> None:
         """Start a session's work; `step` returns its end.
 
         deadline_s: when the audio that depends on it must exist, on the engine's clock.
         """
         assert session_id not in self._active, f"session {session_id} is at work already"
-        try:
-            request = next(steps)
-        except StopIteration as done:
-            self._ended.append(Finished(session_id, done.value))
-        except AntiphonError as error:
-            self._ended.append(Finished(session_id, error))
-        else:
-            self._active[session_id] = _Active(session_id, steps, request, deadline_s, self._num_added)
+        wish = self._resumed(session_id, partial(next, steps))
+        if wish is not None:
+            self._active[session_id] = _Active(session_id, steps, wish, deadline_s, self._num_added)
             self._num_added += 1
 
     def cancel(self, session_id: str) -> None:
@@ -108,10 +150,11 @@ class StepLoop(Generic[DrawT, ChoiceT, ResultT]):
 
     def step(self) -> tuple[Finished[ResultT], ...]:
         """One forward pass for the most urgent rows. Returns the work that came to its end."""
+        self._step()
         ended, self._ended = self._ended, []
-        return (*ended, *self._step())
+        return tuple(ended)
 
-    def run(self, session_id: str, steps: Steps[DrawT, ChoiceT, ResultT], deadline_s: float) -> ResultT:
+    def run(self, session_id: str, steps: Steps[DrawT, ResultT], deadline_s: float) -> ResultT:
         """Drive one piece of work to its end; the work of others goes on in the same steps.
 
         Raises: what it fails with.
@@ -124,35 +167,86 @@ class StepLoop(Generic[DrawT, ChoiceT, ResultT]):
                     if isinstance(finished.result, AntiphonError):
                         raise finished.result
                     return finished.result
-            self._ended += self._step()
+            self._step()
 
-    def _step(self) -> tuple[Finished[ResultT], ...]:
-        waiting = tuple(self._active.values())
-        plan = schedule(
-            [Waiting(len(a.request.row.placement.slots), a.deadline_s, a.order) for a in waiting], MAX_STEP_TOKENS
-        )
-        chosen = [waiting[index] for index in plan]
-        if not chosen:
-            return ()
-        states = self._decoder.run([active.request.row for active in chosen])
-        parts = torch.split(states, [len(active.request.row.placement.slots) for active in chosen])
-        drawing = [index for index, active in enumerate(chosen) if active.request.draw is not None]
-        draws = [draw for active in chosen if (draw := active.request.draw) is not None]
-        choices: dict[int, ChoiceT] = {}
-        if draws:
-            last = torch.stack([parts[index][-1] for index in drawing])
-            choices = dict(zip(drawing, self._choose(last, draws), strict=True))
-        replies = [Reply(part, choices.get(index)) for index, part in enumerate(parts)]
-        ended = (self._advance(active, reply) for active, reply in zip(chosen, replies, strict=True))
-        return tuple(finished for finished in ended if finished is not None)
+    def _step(self) -> None:
+        self._settle()
+        wanting = [(one, one.wish) for one in self._active.values() if isinstance(one.wish, Request)]
+        waiting = [Waiting(len(wish.row.placement.slots), one.deadline_s, one.order) for one, wish in wanting]
+        chosen = [wanting[index] for index in schedule(waiting, MAX_STEP_TOKENS)]
+        for active, reply in self._launch(chosen):
+            self._advance(active, partial(active.steps.send, reply))
 
-    def _advance(self, active: _Active[DrawT, ChoiceT, ResultT], reply: Reply[ChoiceT]) -> Finished[ResultT] | None:
+    def _settle(self) -> None:
+        """Let sessions go on whose draw has come down; wait for one only if nobody has a row to run."""
+        has_row = any(isinstance(one.wish, Request) for one in self._active.values())
+        for active in list(self._active.values()):
+            if isinstance(active.wish, Settle) and (active.wish.drawn.is_there or not has_row):
+                self._advance(active, partial(next, active.steps))
+                has_row = has_row or isinstance(active.wish, Request)
+
+    def _launch(self, chosen: Sequence[_Wanting[DrawT, ResultT]]) -> list[tuple[_Active[DrawT, ResultT], Reply]]:
+        """Run a step's rows; if that fails, each in a step of its own. Who fails alone ends, the others get replies."""
         try:
-            active.request = active.steps.send(reply)
+            replies = self._forward([wish for _, wish in chosen]) if chosen else []
+        except Exception as error:  # noqa: BLE001 - a fence: only sessions whose rows fail alone end
+            if len(chosen) > 1:
+                # To write a slot again with the same key is harmless, and a failed draw has left nothing behind.
+                return [launched for one in chosen for launched in self._launch([one])]
+            ((active, _),) = chosen
+            _LOG.exception("the row of session %s failed", active.session_id)
+            active.steps.close()
+            self._end(active.session_id, _internal(error, active.session_id))
+            return []
+        return [(active, reply) for (active, _), reply in zip(chosen, replies, strict=True)]
+
+    def _forward(self, requests: Sequence[Request[DrawT]]) -> list[Reply]:
+        sizes = [len(request.row.placement.slots) for request in requests]
+        embeds = self._embed(requests)
+        states = self._decoder.run([request.row for request in requests], embeds)
+        parts = torch.split(states, sizes)
+        drawing = [index for index, request in enumerate(requests) if request.draw is not None]
+        draws = [request.draw for request in requests if request.draw is not None]
+        drawn: dict[int, Drawn] = {}
+        if draws:
+            ids = self._chooser.choose(torch.stack([parts[index][-1] for index in drawing]), draws)
+            drawn = {index: Drawn(ids, place) for place, index in enumerate(drawing)}
+        inputs = torch.split(embeds, sizes)
+        return [Reply(inputs[index], parts[index], drawn.get(index)) for index in range(len(requests))]
+
+    def _embed(self, requests: Sequence[Request[DrawT]]) -> Tensor:
+        """Inputs of all rows, in order, [N, hidden]; what was drawn is embedded in one call."""
+        slots = [request.inputs for request in requests if isinstance(request.inputs, DrawSlot)]
+        drawn = iter(torch.split(self._chooser.embed_drawn(slots), 1) if slots else ())
+        return torch.cat([next(drawn) if isinstance(one.inputs, DrawSlot) else one.inputs for one in requests])
+
+    def _advance(self, active: _Active[DrawT, ResultT], resume: Callable[[], Request[DrawT] | Settle]) -> None:
+        wish = self._resumed(active.session_id, resume)
+        if wish is not None:
+            active.wish = wish
+
+    def _resumed(
+        self, session_id: str, resume: Callable[[], Request[DrawT] | Settle]
+    ) -> Request[DrawT] | Settle | None:
+        """What a session wants next; None if its work came to its end."""
+        try:
+            return resume()
         except StopIteration as done:
-            del self._active[active.session_id]
-            return Finished(active.session_id, done.value)
+            self._end(session_id, done.value)
         except AntiphonError as error:
-            del self._active[active.session_id]
-            return Finished(active.session_id, error)
+            self._end(session_id, error)
+        except Exception as error:  # noqa: BLE001 - a fence: whatever a session's work raises ends it alone
+            _LOG.exception("the work of session %s failed", session_id)
+            self._end(session_id, _internal(error, session_id))
         return None
+
+    def _end(self, session_id: str, result: ResultT | AntiphonError) -> None:
+        self._active.pop(session_id, None)
+        self._ended.append(Finished(session_id, result))
+
+
+def _internal(error: Exception, session_id: str) -> InternalError:
+    """Our bug, as the end of one session."""
+    failure = InternalError(f"the work of session {session_id} failed: {error!r}; the call ends, others go on")
+    failure.__cause__ = error
+    return failure

@@ -33,6 +33,11 @@ def gumbel(seeds: Tensor, counters: Tensor, num_columns: int) -> Tensor:
     return -torch.log(-torch.log(_to_unit(bits)))
 
 
+def generator_seed(seed: int, counter: int) -> int:
+    """A seed for torch's generators, which are faster where a draw is a whole tensor. All of its bits count."""
+    return int(_mix(_mix(torch.tensor(seed)) ^ counter))
+
+
 def _mix(x: Tensor) -> Tensor:
     x = x + _GOLDEN_GAMMA
     x = (x ^ _shift_right(x, 30)) * _MIX_1

@@ -1,4 +1,4 @@
-"""The sampling rules in the reference's order, vectorised over rows."""
+"""The sampling rules in the reference's order, vectorised over rows. Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
     drawn = _truncated(scores / rules.temperature[:, None], rules)
     drawn = drawn + gumbel(rules.seeds, 2 * rules.counters, drawn.shape[-1])
     chosen = torch.where(rules.is_greedy, scores.argmax(-1), drawn.argmax(-1))
-    chosen = torch.where(is_forced_listen, rules.listen, chosen)
-    chosen = torch.where(is_chunk_eos, rules.chunk_eos, chosen)
+    chosen = chosen.masked_fill(is_forced_listen, rules.listen).masked_fill(is_chunk_eos, rules.chunk_eos)
     return TextChoice(chosen, ~(is_chunk_eos | is_forced_listen))
 
 
@@ -54,9 +53,9 @@ def _penalised(scores: Tensor, rules: TextRules) -> Tensor:
     scores = torch.where(is_repeated, scores / rules.repetition_penalty[:, None], scores)
     turn_eos = scores[:, rules.turn_eos]
     by_length = torch.where(turn_eos > 0, turn_eos / rules.length_penalty, turn_eos * rules.length_penalty)
-    scores = scores.index_copy(1, _column(rules.turn_eos, scores), by_length[:, None])
-    scaled = scores[:, rules.listen] * rules.listen_scale
-    return scores.index_copy(1, _column(rules.listen, scores), scaled[:, None])
+    scores[:, rules.turn_eos] = by_length
+    scores[:, rules.listen] *= rules.listen_scale
+    return scores
 
 
 def _truncated(scores: Tensor, rules: TextRules) -> Tensor:
@@ -73,9 +72,5 @@ def _truncated(scores: Tensor, rules: TextRules) -> Tensor:
 def _counts(history: Tensor, num_ids: int) -> Tensor:
     """How often each id stands in each row's history: [R, W] → [R, num_ids]; -1 counts for nothing."""
     counts = torch.zeros(history.shape[0], num_ids + 1, device=history.device)
-    places = torch.where(history < 0, num_ids, history)
+    places = history.masked_fill(history < 0, num_ids)
     return counts.scatter_add(1, places, torch.ones_like(places, dtype=counts.dtype))[:, :num_ids]
-
-
-def _column(number: int, like: Tensor) -> Tensor:
-    return torch.tensor([number], device=like.device)

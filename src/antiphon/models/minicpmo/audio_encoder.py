@@ -8,6 +8,8 @@ Letters: B rows, T positions, H hidden size, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,6 +21,7 @@ from antiphon.kernels.attention.op import attention
 from antiphon.models.minicpmo.audio_features import HOP_SAMPLES, MelExtractor
 from antiphon.models.minicpmo.audio_stream import CHUNK_FRAMES, EXTRA_FRAMES, MelChunk
 from antiphon.models.minicpmo.config import AudioConfig
+from antiphon.models.minicpmo.each_row import each_row
 from antiphon.units import INPUT_RATE_HZ
 
 FRAMES_PER_POSITION = 2
@@ -31,6 +34,14 @@ _POSITIONS_PER_S = INPUT_RATE_HZ // HOP_SAMPLES // FRAMES_PER_POSITION
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, k, v) of the new positions, each [B, heads, T, D], to [B, heads, T, D]; what lies behind them is the callee's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioHistory:
+    """An AudioEncoderState on the host. kv: [layers, 2, heads, num_positions, D], keys and values."""
+
+    kv: Tensor
+    num_resets: int
 
 
 class AudioEncoderState:
@@ -46,6 +57,19 @@ class AudioEncoderState:
         self._kv = torch.empty(shape, device=device, dtype=dtype)
         self.num_positions = 0
         self.num_resets = 0
+
+    def fork(self) -> AudioEncoderState:
+        """The same history, to be continued by either of the two, not by both: they share its memory."""
+        return copy(self)
+
+    def history(self) -> AudioHistory:
+        """A copy, which no later chunk changes."""
+        return AudioHistory(self._kv[:, :, :, : self.num_positions].to("cpu", copy=True), self.num_resets)
+
+    def restore(self, history: AudioHistory) -> None:
+        """Go on from another state's history, of the same encoder."""
+        self.num_positions, self.num_resets = history.kv.shape[3], history.num_resets
+        self._kv[:, :, :, : self.num_positions] = history.kv
 
     def make_room(self, num_positions: int) -> None:
         """Forget everything if so many positions would fill the table."""
@@ -85,7 +109,7 @@ class AudioEncoder(nn.Module):
     def encode_chunks(self, rows: Sequence[tuple[MelChunk, AudioEncoderState]]) -> Tensor:
         """One second of every row's session.
 
-        rows: B >= 1 sessions, each at most once
+        rows: B >= 1 sessions, each at most once. In float32 on a CPU a row's numbers do not depend on the others.
         returns: [B, CHUNK_POSITIONS // pool_step, output_size] in the weights' dtype
         """
         assert len({id(state) for _, state in rows}) == len(rows), f"a session stands twice in {len(rows)} rows"
@@ -179,10 +203,10 @@ class _Whisper(nn.Module):
 
         num_empty_frames: per row, frames at its front that stand for nothing; () for none
         """
-        x = F.gelu(self.conv1(mels.to(self.conv1.weight)))
+        x = F.gelu(each_row(self.conv1, mels.to(self.conv1.weight)))
         for row, empty in enumerate(num_empty_frames):
             x[row, :, :empty] = 0  # conv2 has to see its own zero padding there, not conv1's bias
-        return F.gelu(self.conv2(x)).mT
+        return F.gelu(each_row(self.conv2, x)).mT
 
 
 class _Layer(nn.Module):
@@ -198,8 +222,7 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """x: [B, T, H]. returns: [B, T, H]"""
         x = x + self.self_attn(self.self_attn_layer_norm(x), attend)
-        mlp: Tensor = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
-        return x + mlp
+        return x + each_row(self.fc2, F.gelu(each_row(self.fc1, self.final_layer_norm(x))))
 
 
 class _SelfAttention(nn.Module):
@@ -214,11 +237,10 @@ class _SelfAttention(nn.Module):
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """x: [B, T, H]. returns: [B, T, H]"""
         q, k, v = (
-            projection(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            each_row(projection, x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out: Tensor = self.out_proj(attend(q, k, v).transpose(1, 2).flatten(2))
-        return out
+        return each_row(self.out_proj, attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 class _Projector(nn.Module):
@@ -229,8 +251,7 @@ class _Projector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [B, T, H]. returns: [B, T, output_size]"""
-        projected: Tensor = self.linear2(F.relu(self.linear1(x)))
-        return projected
+        return each_row(self.linear2, F.relu(each_row(self.linear1, x)))
 
 
 def _attend_with_history(states: Sequence[AudioEncoderState], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

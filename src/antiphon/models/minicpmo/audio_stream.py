@@ -8,8 +8,8 @@ next chunk shows again and a peak per stretch of the window. tests/models/test_a
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ class MelChunk:
         return self.start_frame + CHUNK_FRAMES
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Stretch:
     """As many chunks as one slide removes from the window, reduced to their largest log10 power.
 
@@ -118,7 +118,11 @@ class MelStream:
         self._shown_again = torch.empty(extractor.num_mel_bins, 0, device="cpu")
         self._num_chunks = 0
         self._window = MelWindow(0, 0)
-        self._stretches = deque([_Stretch(edge_peak=-math.inf)])
+        self._stretches: tuple[_Stretch, ...] = (_Stretch(edge_peak=-math.inf),)
+
+    def fork(self) -> MelStream:
+        """A stream that remembers the same and goes on by itself."""
+        return copy(self)  # what it holds is replaced, never changed
 
     @property
     def waiting_samples(self) -> int:
@@ -185,15 +189,17 @@ class MelStream:
 
     def _extend_window(self, samples: Tensor, peak: float) -> None:
         """Take in a chunk's samples [n] and the peak of its stable frames, then slide if the window is full."""
-        self._stretches[-1].peak = max(self._stretches[-1].peak, peak)
+        *stretches, last = self._stretches
+        stretches.append(replace(last, peak=max(last.peak, peak)))
         start_frame, num_samples = self._window.start_frame, self._window.num_samples + samples.numel()
         if num_samples >= _WINDOW_SAMPLES:
-            self._stretches.popleft()
+            del stretches[0]
             start_frame += _SLIDE_SAMPLES // HOP_SAMPLES
             num_samples -= _SLIDE_SAMPLES
+        self._stretches = tuple(stretches)
         self._window = MelWindow(start_frame, num_samples)
 
     def _open_stretch(self, samples: Tensor) -> None:
         """A later slide makes the window begin _AHEAD_SAMPLES before the end of these samples [n]."""
         edge = self._extractor.log_mel(mirrored(samples[-_AHEAD_SAMPLES:], left=EDGE_SAMPLES, right=0))
-        self._stretches.append(_Stretch(edge_peak=edge.max().item()))
+        self._stretches = (*self._stretches, _Stretch(edge_peak=edge.max().item()))

@@ -181,17 +181,18 @@ def fit(parts: Iterable[Part], stores: Stores) -> Fit:
     return Fit(tuple(missing), tuple(unexpected), tuple(misshaped))
 
 
-def load(parts: Sequence[Part], stores: Stores, device: torch.device, dtype: torch.dtype) -> None:
-    """Give every network of `parts`, built on the meta device, its weights. They are for inference only afterwards.
-
-    Raises: CheckpointError naming every tensor that is missing, unexpected or of a wrong shape; nothing is loaded then.
-    """
+def require_fit(parts: Sequence[Part], stores: Stores) -> None:
+    """Raises: CheckpointError naming every tensor that is missing, unexpected or of a wrong shape."""
     found = fit(parts, stores)
     if not found.is_exact:
         raise CheckpointError(
             f"the checkpoint's tensors are not those of the model that its configuration describes: {found}; "
             "fetch the checkpoint again, or check that it is MiniCPM-o 4.5"
         )
+
+
+def load(parts: Sequence[Part], stores: Stores, device: torch.device, dtype: torch.dtype) -> None:
+    """Give networks that fit, built on the meta device, their weights. They are for inference only afterwards."""
     for part in parts:
         names = part.shapes().keys()
         weights = stores[part.file].read(names, device, part.dtype(dtype))

@@ -1,12 +1,14 @@
 """The DiT that estimates the flow's velocity for a chunk of mel frames, given the frames before it.
 
-No positions and no mask: every frame of the chunk attends to the chunk and to all remembered frames. Official names
+No positions and no mask: every frame of the chunk attends to the chunk and to all remembered frames. Chunks of several
+sessions are one batch if they are equally long; each attends to its own past, of any length. Official names
 (REFERENCE 2.7); formulas of REFERENCE 9.4. Not the solver: `flow.py`. Test: golden code2wav (`velocity_step0`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,20 +54,22 @@ class DiT(nn.Module):
         final: Tensor = self.final_layer.adaLN_modulation(embedded).unflatten(-1, (2, -1))
         return [Modulation(*pair) for pair in zip(blocks, final, strict=True)]
 
-    def forward(self, x: Tensor, modulation: Modulation, past: Past, conv_tails: Tensor) -> tuple[Tensor, StepCache]:
-        """Estimate the velocity of one chunk in one Euler step.
+    def forward(
+        self, x: Tensor, modulation: Modulation, pasts: Sequence[Past], conv_tails: Tensor
+    ) -> tuple[Tensor, StepCache]:
+        """Estimate the velocity of one chunk of each session in one Euler step.
 
-        x:          [B, T, 4 M] floating; noisy mel, mu, speaker, condition
-        past:       entries of earlier chunks and of the prompt, in any order
-        conv_tails: [L, 2, B, C, 2] floating; of the chunk before
-        Returns: velocity [B, T, M] and the cache of this chunk alone.
+        x:          [B, T, 4 M] floating; noisy mel, mu, speaker, condition; equally many rows per session
+        pasts:      per session the entries of earlier chunks and of the prompt, in any order
+        conv_tails: [L, 2, B, C, 2] floating; of the chunks before
+        Returns: velocity [B, T, M] and the cache of these chunks alone.
         """
         x = self.in_proj(x)
         entries: list[KeysValues] = []
         tails: list[Tensor] = []
         for index, block in enumerate(self.blocks):
-            layer_past = tuple(part.layer(index) for part in past)
-            x, new, tail = block(x, modulation.blocks[index], layer_past, conv_tails[index])
+            layer_pasts = [tuple(part.layer(index) for part in past) for past in pasts]
+            x, new, tail = block(x, modulation.blocks[index], layer_pasts, conv_tails[index])
             entries.append(new)
             tails.append(tail)
         return self.final_layer(x, modulation.final), StepCache(KeysValues.stacked(entries), torch.stack(tails))
@@ -108,10 +112,12 @@ class _Block(nn.Module):
         self.conv = _CausalConvs(config.hidden_size)
         self.adaLN_modulation = _modulation_head(config.hidden_size, 9)
 
-    def forward(self, x: Tensor, modulation: Tensor, past: Past, tails: Tensor) -> tuple[Tensor, KeysValues, Tensor]:
+    def forward(
+        self, x: Tensor, modulation: Tensor, pasts: Sequence[Past], tails: Tensor
+    ) -> tuple[Tensor, KeysValues, Tensor]:
         """x: [B, T, C], modulation: [9, C], tails: [2, B, C, 2] floating -> the same, new entries, new tails."""
         for_attention, for_mlp, for_conv = modulation.reshape(3, 3, -1)
-        attended, entries = self.attn(_modulated(x, for_attention), past)
+        attended, entries = self.attn(_modulated(x, for_attention), pasts)
         x = x + for_attention[2] * attended
         convolved, tails = self.conv(_modulated(x, for_conv), tails)
         x = x + for_conv[2] * convolved
@@ -131,14 +137,19 @@ class _Attention(nn.Module):
         self.k_norm = nn.LayerNorm(config.head_dim)
         self.proj = nn.Linear(inner, config.hidden_size)
 
-    def forward(self, x: Tensor, past: Past) -> tuple[Tensor, KeysValues]:
-        """x: [B, T, C] floating -> output [B, T, C], the chunk's entries [B, H, T, D]."""
+    def forward(self, x: Tensor, pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
+        """x: [B, T, C] floating -> output [B, T, C], the chunks' entries [B, H, T, D]."""
         q = self.q_norm(self._heads(self.to_q(x)))
         new = KeysValues(self.k_norm(self._heads(self.to_k(x))), self._heads(self.to_v(x)))
-        seen = KeysValues.joined((new, *past))
-        out = attention(q, seen.keys, seen.values, bias=None, scale=q.shape[-1] ** -0.5)
+        sessions = zip(q.chunk(len(pasts)), new.split(len(pasts)), pasts, strict=True)
+        out = torch.cat([self._attend(own_q, (own, *past)) for own_q, own, past in sessions])
         projected: Tensor = self.proj(out.transpose(1, 2).flatten(2))
         return projected, new
+
+    def _attend(self, q: Tensor, seen_parts: Past) -> Tensor:
+        """One session's attention. q: [rows of a session, H, T, D] floating -> the same."""
+        seen = KeysValues.joined(seen_parts)
+        return attention(q, seen.keys, seen.values, bias=None, scale=q.shape[-1] ** -0.5)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)

@@ -1,13 +1,15 @@
 """Codec tokens to mel frames by flow matching: the network with its official names, and the Euler solver around it.
 
-A voice is computed once and shared; a session's chunks then read it beside their own past. Formulas of REFERENCE 9.1
-to 9.3. Not the waveform: `hift.py`. Tests: golden code2wav, tests/models/test_flow.py.
+A voice is computed once and shared; a session's chunks then read it beside their own past. Equally long chunks of
+several sessions are solved together. Formulas of REFERENCE 9.1 to 9.3. Not the waveform: `hift.py`. Tests: golden
+code2wav, tests/models/test_flow.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from antiphon.errors import AudioError
 from antiphon.models.minicpmo.dit import DiT
-from antiphon.models.minicpmo.flow_cache import EncoderCache, FlowCache, KeysValues, SpeechState, StepCache, Voice
+from antiphon.models.minicpmo.flow_cache import EncoderCache, FlowCache, KeysValues, Past, SpeechState, StepCache, Voice
 from antiphon.models.minicpmo.flow_config import FlowConfig
 from antiphon.models.minicpmo.flow_encoder import FlowEncoder
 from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES
@@ -61,6 +63,26 @@ class _Decoder(nn.Module):
         self.estimator = DiT(config.estimator, config.num_mel_bins)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowRow:
+    """One session's chunk in a common solve: its codec tokens, and what they are read beside.
+
+    tokens: unless the chunk is a turn's last, the final ones are only looked at and must come again
+    """
+
+    tokens: Sequence[int]
+    voice: Voice
+    speech: SpeechState
+
+    @property
+    def past_tokens(self) -> Past:
+        return self.speech.past_tokens(self.voice)
+
+    @property
+    def past_frames(self) -> Past:
+        return self.speech.past_frames(self.voice)
+
+
 class MelSynthesizer:
     """Runs the flow, its weights loaded, with a fixed number of Euler steps and a fixed noise. Holds no session.
 
@@ -87,42 +109,39 @@ class MelSynthesizer:
         nobody = self.nobody(prompt.speaker.to(weight)[None])
         condition = prompt.mel.to(weight)[None]
         tokens = (*prompt.tokens, *[SILENCE_TOKEN] * self.flow.config.encoder.lookahead_tokens)
-        _, cache = self.render(tokens, condition, nobody, SpeechState.at_turn_start(nobody), is_last=False)
+        row = FlowRow(tokens, nobody, SpeechState.at_turn_start(nobody))
+        _, (cache,) = self.render([row], condition, is_last=False)
         return Voice(nobody.speaker, cache)
 
-    def speak(
-        self, tokens: Sequence[int], voice: Voice, speech: SpeechState, *, is_last: bool
-    ) -> tuple[Tensor, SpeechState]:
-        """The next mel frames of a turn.
+    def speak(self, rows: Sequence[FlowRow], *, is_last: bool) -> list[tuple[Tensor, SpeechState]]:
+        """The next mel frames of a turn, for each of several sessions.
 
-        tokens: codec tokens; unless `is_last`, the final ones are only looked at and must come again
-        Returns: mel [1, T, M] floating, two frames per rendered token, and the state after them.
+        rows: with equally many tokens
+        Returns: per row mel [1, T, M] floating, two frames per rendered token, and the state after them.
         """
-        no_condition = voice.speaker.new_zeros(1, 1, self.flow.config.num_mel_bins)
-        mel, cache = self.render(tokens, no_condition, voice, speech, is_last=is_last)
-        return mel, speech.followed_by(cache, voice)
+        no_condition = self.flow.encoder_proj.weight.new_zeros(1, 1, self.flow.config.num_mel_bins)
+        mel, caches = self.render(rows, no_condition, is_last=is_last)
+        spoken = zip(rows, mel.chunk(len(rows)), caches, strict=True)
+        return [(own, row.speech.followed_by(cache, row.voice)) for row, own, cache in spoken]
 
-    def render(
-        self, tokens: Sequence[int], condition: Tensor, voice: Voice, speech: SpeechState, *, is_last: bool
-    ) -> tuple[Tensor, FlowCache]:
-        """One chunk, read beside the voice and the speech before it.
+    def render(self, rows: Sequence[FlowRow], condition: Tensor, *, is_last: bool) -> tuple[Tensor, list[FlowCache]]:
+        """One chunk of each of B sessions, read beside its voice and the speech before it.
 
-        condition: [1, T, M] floating, the known mel of these frames; [1, 1, M] zeros where nothing is known
-        Returns: mel [1, T, M] floating, and the cache of this chunk alone.
+        condition: [B, T, M] floating, the known mel of these frames; [1, 1, M] zeros where nothing is known
+        Returns: mel [B, T, M] floating, and per row the cache of this chunk alone.
         """
-        mu, encoder_cache = self._encode(tokens, voice, speech, is_last=is_last)
-        features = torch.cat([part.expand_as(mu) for part in (mu, voice.speaker[:, None], condition)], dim=-1)
-        start = speech.num_past_frames(voice)
-        x = self.noise.T[start : start + mu.shape[1]][None]
-        assert x.shape == mu.shape, f"noise of {self.noise.shape[1]} frames, wanted {start} to {start + mu.shape[1]}"
+        mu, encoder_cache = self._encode(rows, is_last=is_last)
+        speaker = torch.cat([row.voice.speaker for row in rows])[:, None]
+        features = torch.cat([part.expand_as(mu) for part in (mu, speaker, condition)], dim=-1)
+        x = torch.stack([self._start(row, num_frames=mu.shape[1]) for row in rows])
         steps: list[StepCache] = []
         for step, width in enumerate(self._widths):
-            velocity, cache = self._velocity(step, x, features, voice, speech)
-            conditional, unconditional = velocity.to(x.dtype).chunk(2)
+            velocity, cache = self._velocity(step, x, features, rows)
+            conditional, unconditional = velocity.to(x.dtype)[0::2], velocity.to(x.dtype)[1::2]
             rate = self.flow.config.cfg_rate
             x = x + width * ((1 + rate) * conditional - rate * unconditional)
             steps.append(cache)
-        return x, FlowCache(encoder_cache, tuple(steps))
+        return x, FlowCache(encoder_cache, tuple(steps)).split(len(rows))
 
     def nobody(self, speaker: Tensor) -> Voice:
         """A voice of no frames, to start from. speaker: [1, S] floating, the raw embedding."""
@@ -146,37 +165,42 @@ class MelSynthesizer:
         )
         return Voice(self.flow.speaker(speaker), FlowCache(encoder_cache, (step,) * self.num_steps))
 
-    def _encode(
-        self, tokens: Sequence[int], voice: Voice, speech: SpeechState, *, is_last: bool
-    ) -> tuple[Tensor, EncoderCache]:
-        """Mel conditions `mu` [1, T, M] floating of the tokens, and the encoder's cache of them."""
+    def _encode(self, rows: Sequence[FlowRow], *, is_last: bool) -> tuple[Tensor, EncoderCache]:
+        """Mel conditions `mu` [B, T, M] floating of the tokens, and the encoder's cache of them."""
         lookahead = self.flow.config.encoder.lookahead_tokens
-        assert len(tokens) > (0 if is_last else lookahead), f"{len(tokens)} tokens give no frame; hold them"
-        ids = torch.tensor([tokens], device=self.noise.device)
+        nums_tokens = {len(row.tokens) for row in rows}
+        assert len(nums_tokens) == 1, f"chunks of {sorted(nums_tokens)} tokens cannot share a solve"
+        assert min(nums_tokens) > (0 if is_last else lookahead), f"{nums_tokens} tokens give no frame; hold them"
+        ids = torch.tensor([row.tokens for row in rows], device=self.noise.device)
         hidden, cache = self.flow.encoder(
             self.flow.input_embedding(ids),
-            speech.cache.encoder,
-            speech.past_tokens(voice),
-            speech.past_frames(voice),
+            [row.speech.cache.encoder for row in rows],
+            [row.past_tokens for row in rows],
+            [row.past_frames for row in rows],
             is_last=is_last,
         )
         return self.flow.encoder_proj(hidden), cache
 
-    def _velocity(
-        self, step: int, x: Tensor, features: Tensor, voice: Voice, speech: SpeechState
-    ) -> tuple[Tensor, StepCache]:
+    def _start(self, row: FlowRow, *, num_frames: int) -> Tensor:
+        """[T, M] float32, the noise that a row's chunk starts from."""
+        start = row.speech.num_past_frames(row.voice)
+        end = start + num_frames
+        assert end <= self.noise.shape[1], f"noise of {self.noise.shape[1]} frames, wanted {start} to {end}"
+        return self.noise.T[start:end]
+
+    def _velocity(self, step: int, x: Tensor, features: Tensor, rows: Sequence[FlowRow]) -> tuple[Tensor, StepCache]:
         """The estimator in one Euler step.
 
-        x:        [1, T, M] float32, the noisy mel
-        features: [1, T, 3 M] floating; mu, speaker, condition. The unconditional row has zeros instead
-        Returns: velocity [2, T, M] floating, conditional then unconditional, and the step's cache of these frames.
+        x:        [B, T, M] float32, the noisy mel
+        features: [B, T, 3 M] floating; mu, speaker, condition. The unconditional rows have zeros instead
+        Returns: velocity [2 B, T, M] floating, per session conditional then unconditional, and the step's cache of
+        these frames.
         """
-        rows = torch.cat((features, torch.zeros_like(features)))
-        stacked = torch.cat((x.to(rows.dtype).expand(len(rows), -1, -1), rows), dim=-1)
-        past = speech.past_of_step(step, voice)
-        velocity, cache = self.flow.decoder.estimator(
-            stacked, self._modulations[step], past, speech.cache.steps[step].conv_tails
-        )
+        pairs = torch.stack((features, torch.zeros_like(features)), dim=1).flatten(0, 1)
+        stacked = torch.cat((x.to(pairs.dtype).repeat_interleave(2, dim=0), pairs), dim=-1)
+        pasts = [row.speech.past_of_step(step, row.voice) for row in rows]
+        conv_tails = torch.cat([row.speech.cache.steps[step].conv_tails for row in rows], dim=2)
+        velocity, cache = self.flow.decoder.estimator(stacked, self._modulations[step], pasts, conv_tails)
         return velocity, cache
 
     def _check_prompt(self, prompt: VoicePrompt) -> None:

@@ -43,6 +43,11 @@ class KeysValues:
     def stacked(layers: Sequence[KeysValues]) -> KeysValues:
         return KeysValues(torch.stack([one.keys for one in layers]), torch.stack([one.values for one in layers]))
 
+    def split(self, num_sessions: int) -> list[KeysValues]:
+        """Views of what is whose: equal shares of B, in order."""
+        shares = zip(self.keys.chunk(num_sessions, dim=-4), self.values.chunk(num_sessions, dim=-4), strict=True)
+        return [KeysValues(keys, values) for keys, values in shares]
+
     @property
     def num_entries(self) -> int:
         return self.keys.shape[-2]
@@ -78,17 +83,28 @@ class EncoderCache:
     tokens: KeysValues
     frames: KeysValues
 
+    def split(self, num_sessions: int) -> list[EncoderCache]:
+        """Each session's share; the entries are views, the tails are not."""
+        tails = (self.lookahead_tail.chunk(num_sessions), self.upsampling_tail.chunk(num_sessions))
+        shares = zip(*tails, self.tokens.split(num_sessions), self.frames.split(num_sessions), strict=True)
+        return [EncoderCache(one.clone(), other.clone(), tokens, frames) for one, other, tokens, frames in shares]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCache:
     """What the estimator remembers of a run of mel frames, in one Euler step.
 
-    frames:     B = 2 rows per sequence: all conditional rows, then all unconditional ones; newest chunk first
+    frames:     B = 2 rows per session, the conditional before the unconditional one; newest chunk first
     conv_tails: [L, 2, B, C, 2] floating; last two input frames of each layer's two causal convolutions
     """
 
     frames: KeysValues
     conv_tails: Tensor
+
+    def split(self, num_sessions: int) -> list[StepCache]:
+        """Each session's share; the entries are views, the tails are not."""
+        shares = zip(self.frames.split(num_sessions), self.conv_tails.chunk(num_sessions, dim=2), strict=True)
+        return [StepCache(frames, tails.clone()) for frames, tails in shares]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +113,11 @@ class FlowCache:
 
     encoder: EncoderCache
     steps: tuple[StepCache, ...]
+
+    def split(self, num_sessions: int) -> list[FlowCache]:
+        """Each session's share of what a common solve leaves; the entries are views."""
+        steps = zip(*(step.split(num_sessions) for step in self.steps), strict=True)
+        return [FlowCache(*share) for share in zip(self.encoder.split(num_sessions), steps, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +138,16 @@ class Voice:
     @property
     def num_tokens(self) -> int:
         return self.cache.encoder.tokens.num_entries
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what it remembers."""
+        encoder = self.cache.encoder
+        tensors = [self.speaker, encoder.lookahead_tail, encoder.upsampling_tail]
+        tensors += [step.conv_tails for step in self.cache.steps]
+        for entries in (encoder.tokens, encoder.frames, *(step.frames for step in self.cache.steps)):
+            tensors += [entries.keys, entries.values]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

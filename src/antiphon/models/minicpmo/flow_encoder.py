@@ -1,12 +1,14 @@
 """The flow's encoder: codec tokens to hidden states per mel frame, chunk by chunk, by a conformer without convolutions.
 
-Streaming with a lookahead of a few tokens; earlier chunks are read through caches that the caller holds. Official
-names (REFERENCE 2.7); formulas of REFERENCE 9.2. Not the mel itself: `dit.py`. Test: golden code2wav (`mu`).
+Streaming with a lookahead of a few tokens; earlier chunks are read through caches that the caller holds. Chunks of
+several sessions are one batch if they are equally long; each attends to its own past, of any length. Official names
+(REFERENCE 2.7); formulas of REFERENCE 9.2. Not the mel itself: `dit.py`. Test: golden code2wav (`mu`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,21 +37,29 @@ class FlowEncoder(nn.Module):
         self.after_norm = nn.LayerNorm(config.hidden_size, eps=_EMBED_EPS)
 
     def forward(
-        self, x: Tensor, carried: EncoderCache, past_tokens: Past, past_frames: Past, *, is_last: bool
+        self,
+        x: Tensor,
+        carried: Sequence[EncoderCache],
+        past_tokens: Sequence[Past],
+        past_frames: Sequence[Past],
+        *,
+        is_last: bool,
     ) -> tuple[Tensor, EncoderCache]:
-        """Encode one chunk.
+        """Encode one chunk of each of B sessions.
 
-        x:           [B, L + lookahead, C] floating, embedded tokens; [B, L, C] if `is_last` (zeros stand for the rest)
-        carried:     cache of the chunk before; only its convolution tails are read
-        past_tokens, past_frames: entries of earlier chunks, old before new
-        Returns: hidden states [B, 2 L, C] and the cache of this chunk alone.
+        x:       [B, L + lookahead, C] floating, embedded tokens; [B, L, C] if `is_last` (zeros stand for the rest)
+        carried: per session the cache of the chunk before; only its convolution tails are read
+        past_tokens, past_frames: per session the entries of earlier chunks, old before new
+        Returns: hidden states [B, 2 L, C] and the cache of these chunks alone.
         """
+        lookahead_tail = torch.cat([before.lookahead_tail for before in carried])
+        upsampling_tail = torch.cat([before.upsampling_tail for before in carried])
         x = self.embed(x)
         if is_last:
             x = F.pad(x, (0, 0, 0, self.config.lookahead_tokens))
-        x, lookahead_tail = self.pre_lookahead_layer(x, carried.lookahead_tail)
+        x, lookahead_tail = self.pre_lookahead_layer(x, lookahead_tail)
         x, tokens = _run(self.encoders, x, past_tokens)
-        x, upsampling_tail = self.up_layer(x, carried.upsampling_tail)
+        x, upsampling_tail = self.up_layer(x, upsampling_tail)
         x, frames = _run(self.up_encoders, self.up_embed(x), past_frames)
         x = self.after_norm(x)
         return x, EncoderCache(lookahead_tail, upsampling_tail, tokens, frames)
@@ -79,13 +89,14 @@ def _positions(num_queries: int, num_keys: int, like: Tensor) -> _Positions:
     return _Positions(table, num_queries - 1 - queries[:, None] + keys)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, past: Past) -> tuple[Tensor, KeysValues]:
-    """x: [B, L, C] floating -> the same through all layers, and the chunk's stacked entries."""
-    num_keys = x.shape[1] + sum(part.num_entries for part in past)
-    positions = _positions(x.shape[1], num_keys, x)
+def _run(layers: nn.ModuleList, x: Tensor, pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
+    """x: [B, L, C] floating -> the same through all layers, and the chunks' stacked entries."""
+    num_queries = x.shape[1]
+    nums_keys = [num_queries + sum(part.num_entries for part in past) for past in pasts]
+    positions = [_positions(num_queries, num_keys, x) for num_keys in nums_keys]
     new: list[KeysValues] = []
     for index, layer in enumerate(layers):
-        x, entries = layer(x, positions, tuple(part.layer(index) for part in past))
+        x, entries = layer(x, positions, [tuple(part.layer(index) for part in past) for past in pasts])
         new.append(entries)
     return x, KeysValues.stacked(new)
 
@@ -98,8 +109,8 @@ class _Layer(nn.Module):
         self.norm_mha = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
         self.norm_ff = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
 
-    def forward(self, x: Tensor, positions: _Positions, past: Past) -> tuple[Tensor, KeysValues]:
-        attended, entries = self.self_attn(self.norm_mha(x), positions, past)
+    def forward(self, x: Tensor, positions: Sequence[_Positions], pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
+        attended, entries = self.self_attn(self.norm_mha(x), positions, pasts)
         x = x + attended
         return x + self.feed_forward(self.norm_ff(x)), entries
 
@@ -118,19 +129,24 @@ class _RelativeAttention(nn.Module):
         self.linear_out = nn.Linear(size, size)
         self.linear_pos = nn.Linear(size, size, bias=False)
 
-    def forward(self, x: Tensor, positions: _Positions, past: Past) -> tuple[Tensor, KeysValues]:
-        """x: [B, L, C] floating -> output [B, L, C], the chunk's entries [B, H, L, D]."""
+    def forward(self, x: Tensor, positions: Sequence[_Positions], pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
+        """x: [B, L, C] floating -> output [B, L, C], the chunks' entries [B, H, L, D]."""
         q = self._heads(self.linear_q(x))
         new = KeysValues(self._heads(self.linear_k(x)), self._heads(self.linear_v(x)))
-        seen = KeysValues.joined((*past, new))
+        sessions = zip(q.chunk(len(pasts)), new.split(len(pasts)), positions, pasts, strict=True)
+        out = torch.cat([self._attend(own_q, (*past, own), where) for own_q, own, where, past in sessions])
+        projected: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
+        return projected, new
+
+    def _attend(self, q: Tensor, seen_parts: Past, positions: _Positions) -> Tensor:
+        """One session's attention. q: [1, H, L, D] floating; of the last of the parts -> the same."""
+        seen = KeysValues.joined(seen_parts)
         scale = q.shape[-1] ** -0.5
         distances = self._heads(self.linear_pos(positions.table))  # [H, T + L - 1, D]
         by_distance = (q + self.pos_bias_v[:, None]) @ distances.mT
         rows = positions.rows.expand(*by_distance.shape[:2], -1, -1)
         bias = by_distance.gather(-1, rows) * scale
-        out = attention(q + self.pos_bias_u[:, None], seen.keys, seen.values, bias=bias, scale=scale)
-        projected: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
-        return projected, new
+        return attention(q + self.pos_bias_u[:, None], seen.keys, seen.values, bias=bias, scale=scale)
 
     def _heads(self, x: Tensor) -> Tensor:
         """x: [..., T, C] -> [..., H, T, D]."""
@@ -194,5 +210,5 @@ class _Upsampling(nn.Module):
 
 
 def _end_of(context: Tensor, tail: Tensor) -> Tensor:
-    """The last frames of `context`, as many as `tail` has, in a tensor of their own."""
-    return context[..., -tail.shape[-1] :].clone()
+    """The last frames of `context`, as many as `tail` has."""
+    return context[..., -tail.shape[-1] :]

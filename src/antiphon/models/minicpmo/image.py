@@ -103,7 +103,7 @@ def cut_picture(image: Image.Image, config: VisionConfig, *, max_slices: int) ->
     Raises: ImageError if one side is so much longer than the other that the number of patches would not be bounded.
     """
     width, height = image.size
-    _check_sides(width, height, config)
+    check_sides(width, height, config)
     grid = slice_grid(width, height, config, max_slices=max_slices)
     images = [_resized(image, *_item_size(width, height, config))]
     if grid.columns:
@@ -127,7 +127,7 @@ def slice_grid(width: int, height: int, config: VisionConfig, *, max_slices: int
     return min(candidates, key=lambda grid: abs(shape - math.log(grid.columns / grid.rows)))  # the first of equals
 
 
-def _check_sides(width: int, height: int, config: VisionConfig) -> None:
+def check_sides(width: int, height: int, config: VisionConfig) -> None:
     """Refuse a picture whose short side would shrink below one patch: it is rounded up, so the patches would grow."""
     max_ratio = (config.scale_resolution // config.patch_size) ** 2
     if max(width, height, 1) > max_ratio * min(width, height):

@@ -6,12 +6,14 @@ Shown by tests/models/test_checkpoint.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
 from antiphon.models.minicpmo.audio_encoder import AudioEncoder
-from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, WeightFile, load
+from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, WeightFile, load, require_fit
 from antiphon.models.minicpmo.config import (
     AudioConfig,
     TalkerConfig,
@@ -45,6 +47,15 @@ class ModelConfig:
     hift: HiftConfig
 
 
+class Section(Enum):
+    """Networks that are always used together, so that they stand on one device."""
+
+    THINKER = "thinker"
+    """The language model with its ears and eyes."""
+    TALKER = "talker"
+    VOCODER = "vocoder"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """The networks. They share no weights."""
@@ -59,27 +70,40 @@ class Model:
 
     def parts(self) -> tuple[Part, ...]:
         """Which network's weights are where; together they use every tensor of a checkpoint."""
-        return (
-            Part("thinker", self.thinker, WeightFile.MAIN, "llm."),
-            Part("vision tower", self.vision.tower, WeightFile.MAIN, "vpm."),
-            Part("resampler", self.vision.resampler, WeightFile.MAIN, "resampler."),
-            Part("audio encoder", self.audio, WeightFile.MAIN, ""),
-            Part("talker", self.talker, WeightFile.MAIN, "tts."),
-            Part("flow", self.flow, WeightFile.FLOW, ""),
-            Part("vocoder", self.hift, WeightFile.HIFT, ""),
-        )
+        return tuple(part for section in Section for part in self.section(section))
+
+    def section(self, section: Section) -> tuple[Part, ...]:
+        match section:
+            case Section.THINKER:
+                return (
+                    Part("thinker", self.thinker, WeightFile.MAIN, "llm."),
+                    Part("vision tower", self.vision.tower, WeightFile.MAIN, "vpm."),
+                    Part("resampler", self.vision.resampler, WeightFile.MAIN, "resampler."),
+                    Part("audio encoder", self.audio, WeightFile.MAIN, ""),
+                )
+            case Section.TALKER:
+                return (Part("talker", self.talker, WeightFile.MAIN, "tts."),)
+            case Section.VOCODER:
+                return (
+                    Part("flow", self.flow, WeightFile.FLOW, ""),
+                    Part("vocoder", self.hift, WeightFile.HIFT, ""),
+                )
 
 
-def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Model:
-    """Build and fill all networks, one tensor after the other.
+def load_model(checkpoint: Checkpoint, devices: Mapping[Section, torch.device], dtype: torch.dtype) -> Model:
+    """Build all networks and fill those of the named sections, one tensor after the other; the rest stay empty.
 
     dtype: of everything but flow and vocoder, which are float32.
     Raises: CheckpointError if the configuration is not implemented, or files and networks do not fit each other.
     """
     model = build_model(model_config(checkpoint))
-    load(model.parts(), checkpoint.stores, device, dtype)
-    model.talker.fold_weight_norms()
-    fold_weight_norms(model.hift)
+    require_fit(model.parts(), checkpoint.stores)
+    for section, device in devices.items():
+        load(model.section(section), checkpoint.stores, device, dtype)
+        if section is Section.TALKER:
+            model.talker.fold_weight_norms()
+        if section is Section.VOCODER:
+            fold_weight_norms(model.hift)
     return model
 
 

@@ -8,12 +8,15 @@ is computed for each batch and nothing is kept. Tests: `tests/golden_kinds/visio
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.kernels.attention.op import attention
 from antiphon.models.minicpmo.config import VisionConfig
+from antiphon.models.minicpmo.each_row import each_row
 
 _HEAD_DIM = 128
 _LAYER_NORM_EPS = 1e-6
@@ -32,17 +35,16 @@ class Resampler(nn.Module):
         self.ln_post = nn.LayerNorm(width, eps=_LAYER_NORM_EPS)
         self.proj = nn.Parameter(torch.empty(width, width))
 
-    def forward(self, patches: Tensor, positions: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, patches: Tensor, positions: Tensor) -> Tensor:
         """Condense every item to `query_num` embeddings.
 
         patches: [B, L, H] model dtype, the tower's output; positions: [B, L, E] model dtype (`grid_positions`)
-        bias: [B, 1, 1, L] model dtype, -inf at padding; None if nothing is padded
         returns: [B, Q, E] model dtype; E = width of the thinker
         """
-        values = self.ln_kv(self.kv_proj(patches))
-        seen: Tensor = self.attn(self.ln_q(self.query), values + positions, values, bias)
+        values = self.ln_kv(each_row(self.kv_proj, patches))
+        seen: Tensor = self.attn(self.ln_q(self.query), values + positions, values)
         condensed: Tensor = self.ln_post(seen)
-        return condensed @ self.proj
+        return each_row(lambda row: row @ self.proj, condensed)
 
 
 class _CrossAttention(nn.Module):
@@ -54,16 +56,16 @@ class _CrossAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-        """queries: [Q, E]; keys, values: [B, L, E]; bias: as in Resampler; returns: [B, Q, E]; all model dtype."""
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """queries: [Q, E]; keys, values: [B, L, E]; returns: [B, Q, E]; all model dtype."""
         weights, offsets = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         q, k, v = (
-            F.linear(x, weight, offset).view(*x.shape[:2], -1, _HEAD_DIM).transpose(1, 2)
+            each_row(partial(F.linear, weight=weight, bias=offset), x).view(*x.shape[:2], -1, _HEAD_DIM).transpose(1, 2)
             for x, weight, offset in zip((queries[None], keys, values), weights, offsets, strict=True)
         )
         q = q.expand(len(k), -1, -1, -1)
-        out: Tensor = self.out_proj(attention(q, k, v, bias=bias, scale=_HEAD_DIM**-0.5).transpose(1, 2).flatten(2))
-        return out
+        seen = attention(q, k, v, bias=None, scale=_HEAD_DIM**-0.5)
+        return each_row(self.out_proj, seen.transpose(1, 2).flatten(2))
 
 
 def grid_positions(rows: Tensor, columns: Tensor, *, num_steps: int, width: int, dtype: torch.dtype) -> Tensor:

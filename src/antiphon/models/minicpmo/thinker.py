@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
+from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.config import ThinkerConfig
 from antiphon.models.minicpmo.decoder import Decoder
 
@@ -29,8 +30,11 @@ class ThinkerNetwork(nn.Module):
 
     def embed_ids(self, ids: tuple[int, ...]) -> Tensor:
         """ids: n token ids, n = 0 allowed. Returns [n, hidden]."""
-        table = self.model.embed_tokens
-        return table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device))
+        return self.embed(upload(torch.tensor(ids, dtype=torch.int64), self.lm_head.weight.device))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids: [n] int64. Returns [n, hidden]."""
+        return self.model.embed_tokens(ids)
 
     def forward(self, embeds: Tensor, step: StepLayout, cache: KVCache) -> Tensor:
         """embeds: [N, hidden]. Returns final-norm states [N, hidden]; the cache takes the step's keys and values."""

@@ -65,14 +65,26 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self.special = special
         self.special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        # The switch belongs to a tokenizer, so that who must not be heard as a token has one of its own.
+        self._plain = Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens = True
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text`; the text of a special token becomes that token."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` as words only; the text of a special token is read letter by letter."""
+        return tuple(self._plain.encode(text, add_special_tokens=False).ids)
+
     def decode(self, ids: tuple[int, ...]) -> str:
         """Text of `ids` without special tokens; bytes that are no character become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def is_text(self, ids: tuple[int, ...]) -> bool:
+        """Whether all of `ids` are in the vocabulary and none is special."""
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return all(0 <= i < size and i not in self.special_ids for i in ids)
 
     def text_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """`ids` without the special ones."""
@@ -82,29 +94,29 @@ class TextTokenizer:
 class TextStream:
     """Decodes one session's words as they come; characters whose bytes are split over pieces come out whole.
 
-    Bounded: only the ids of the unfinished character are kept.
+    Bounded: only the ids of the unfinished character are kept, in `pending_ids`.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._pending: tuple[int, ...] = ()
+        self.pending_ids: tuple[int, ...] = ()
 
     def push(self, ids: tuple[int, ...]) -> str:
         """Text that is complete with `ids`."""
-        pending = self._pending + self._tokenizer.text_ids(ids)
+        pending = self.pending_ids + self._tokenizer.text_ids(ids)
         for num_kept in range(min(_MAX_UNFINISHED_TOKENS, len(pending)) + 1):
             end = len(pending) - num_kept
             text = self._tokenizer.decode(pending[:end])
             if not text.endswith("\ufffd"):
                 break
         # Without a whole place near the end the bytes before it are broken; they come out as what they are.
-        self._pending = pending[end:]
+        self.pending_ids = pending[end:]
         return text
 
     def finish(self) -> str:
         """What is left at a turn's end, unfinished characters as U+FFFD."""
-        text = self._tokenizer.decode(self._pending)
-        self._pending = ()
+        text = self._tokenizer.decode(self.pending_ids)
+        self.pending_ids = ()
         return text
 
 

@@ -1,21 +1,24 @@
 """Encodes pictures for the thinker: the SigLIP tower, and VisionEncoder, which runs it and the resampler over batches.
 
 Not the picture files (`image.py`) nor the condensing (`resampler.py`). Parameter names are the checkpoint's under
-`vpm.` (REFERENCE 2.2, 7.2). Padding never changes a result: beyond rounding, an item's embeddings do not depend on the
-rest of its batch. Tests: `tests/golden_kinds/vision.py`, `tests/models/test_vision.py`.
+`vpm.` (REFERENCE 2.2, 7.2). Only items of equal length share a batch, so nothing is padded and an item's embeddings do
+not depend on the rest of its batch: not at all in float32 on a CPU, elsewhere within rounding. Tests:
+`tests/golden_kinds/vision.py`, `tests/models/test_vision.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from antiphon.kernels.attention.op import attention
 from antiphon.models.minicpmo.config import VisionConfig
+from antiphon.models.minicpmo.each_row import each_row
 from antiphon.models.minicpmo.feed_forward import GeluFeedForward
 from antiphon.models.minicpmo.image import PatchedImage, Picture
 from antiphon.models.minicpmo.resampler import Resampler, grid_positions
@@ -32,34 +35,41 @@ class VisionEncoder:
         self.resampler = resampler
 
     def encode(self, pictures: Sequence[Picture]) -> list[Tensor]:
-        """Embed all items of all pictures, at most `max_batch_images` items at a time.
+        """Embed all items of all pictures, those of equal length together, at most `max_batch_images` at a time.
 
         returns: per picture [N, Q, E] model dtype; N = items of the picture, the view first
         """
         items = [item for picture in pictures for item in picture.items]
         if not items:
             return []
-        size = self.config.max_batch_images
-        batches = [self._encode_batch(items[start : start + size]) for start in range(0, len(items), size)]
-        return list(torch.split(torch.cat(batches), [len(picture.items) for picture in pictures]))
+        embeds = dict(chain.from_iterable(self._encode_batch(items, batch) for batch in self._batches(items)))
+        in_order = torch.stack([embeds[number] for number in range(len(items))])
+        return list(torch.split(in_order, [len(picture.items) for picture in pictures]))
 
     def collate(self, items: Sequence[PatchedImage]) -> PatchBatch:
-        """Lay items side by side, on the device and in the dtype of the weights."""
+        """Lay items of equal length side by side, on the device and in the dtype of the weights."""
         device, dtype = self.resampler.query.device, self.resampler.query.dtype
         table_side = self.config.image_size // self.config.patch_size
-        lengths = [item.num_patches for item in items]
-        ids = [position_ids(item.rows, item.columns, table_side) for item in items]
-        places = _sent(pad_sequence([_places(item) for item in items], batch_first=True), device)
+        places = _sent(torch.stack([_places(item) for item in items]), device)
         return PatchBatch(
-            patches=_sent(_pad_patches(items, dtype), device),
-            position_ids=_sent(pad_sequence(ids, batch_first=True), device),
+            patches=_sent(torch.stack([item.patches for item in items]).to(dtype), device),
+            position_ids=_sent(torch.stack([position_ids(i.rows, i.columns, table_side) for i in items]), device),
             rows=places[..., 0],
             columns=places[..., 1],
-            bias=_sent(_padding_bias(lengths, dtype), device) if min(lengths) < max(lengths) else None,
         )
 
-    def _encode_batch(self, items: Sequence[PatchedImage]) -> Tensor:
-        """returns: [B, Q, E] model dtype."""
+    def _batches(self, items: Sequence[PatchedImage]) -> Iterator[list[int]]:
+        """Numbers of items that are encoded together."""
+        by_length: defaultdict[int, list[int]] = defaultdict(list)
+        for number, item in enumerate(items):
+            by_length[item.num_patches].append(number)
+        size = self.config.max_batch_images
+        for numbers in by_length.values():
+            yield from (numbers[start : start + size] for start in range(0, len(numbers), size))
+
+    def _encode_batch(self, items: Sequence[PatchedImage], numbers: list[int]) -> Iterator[tuple[int, Tensor]]:
+        """returns: for each of these numbers, its item's [Q, E] in model dtype."""
+        items = [items[number] for number in numbers]
         batch = self.collate(items)
         positions = grid_positions(
             batch.rows,
@@ -68,25 +78,22 @@ class VisionEncoder:
             width=self.config.output_size,
             dtype=batch.patches.dtype,
         )
-        embeddings: Tensor = self.resampler(self.tower(batch), positions, batch.bias)
-        return embeddings
+        return zip(numbers, self.resampler(self.tower(batch), positions).unbind(), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PatchBatch:
-    """Items of one forward pass, padded at the end to the longest. L = patches of that one, P = side of a patch.
+    """Items of one forward pass, of L patches each. P = side of a patch.
 
-    patches:       [B, 3, P, P * L] model dtype, laid out as in PatchedImage; padding is 0
-    position_ids:  [B, L] int64, rows of the tower's position table; padding is 0
-    rows, columns: [B, L] int64, where the patch lies in its item; padding is 0
-    bias:          [B, 1, 1, L] model dtype, 0, and -inf where the key is padding; None if nothing is padded
+    patches:       [B, 3, P, P * L] model dtype, laid out as in PatchedImage
+    position_ids:  [B, L] int64, rows of the tower's position table
+    rows, columns: [B, L] int64, where the patch lies in its item
     """
 
     patches: Tensor
     position_ids: Tensor
     rows: Tensor
     columns: Tensor
-    bias: Tensor | None
 
 
 def count_layers(names: Iterable[str]) -> int:
@@ -105,8 +112,8 @@ class VisionTower(nn.Module):
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, batch: PatchBatch) -> Tensor:
-        """returns: [B, L, H] model dtype; rows of padding hold nothing of use."""
-        out: Tensor = self.post_layernorm(self.encoder(self.embeddings(batch), batch.bias))
+        """returns: [B, L, H] model dtype."""
+        out: Tensor = self.post_layernorm(self.encoder(self.embeddings(batch)))
         return out
 
 
@@ -119,7 +126,7 @@ class _Embeddings(nn.Module):
 
     def forward(self, batch: PatchBatch) -> Tensor:
         """returns: [B, L, H] model dtype."""
-        content = self.patch_embedding(batch.patches).flatten(2).transpose(1, 2)
+        content = each_row(self.patch_embedding, batch.patches).flatten(2).transpose(1, 2)
         out: Tensor = content + self.position_embedding(batch.position_ids)
         return out
 
@@ -129,9 +136,9 @@ class _Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(_Layer(config) for _ in range(num_layers))
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = layer(x, bias)
+            x = layer(x)
         return x
 
 
@@ -143,10 +150,9 @@ class _Layer(nn.Module):
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = GeluFeedForward(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x), bias)
-        out: Tensor = x + self.mlp(self.layer_norm2(x))
-        return out
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x))
+        return x + each_row(self.mlp, self.layer_norm2(x))
 
 
 class _SelfAttention(nn.Module):
@@ -158,15 +164,14 @@ class _SelfAttention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Every patch attends to its whole item. x, result: [B, L, H] model dtype; bias: as in PatchBatch."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Every patch attends to its whole item. x, result: [B, L, H] model dtype."""
         q, k, v = (
-            project(x).view(*x.shape[:2], -1, self._head_dim).transpose(1, 2)
+            each_row(project, x).view(*x.shape[:2], -1, self._head_dim).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = attention(q, k, v, bias=bias, scale=self._head_dim**-0.5)
-        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        mixed = attention(q, k, v, bias=None, scale=self._head_dim**-0.5)
+        return each_row(self.out_proj, mixed.transpose(1, 2).flatten(2))
 
 
 def position_ids(rows: int, columns: int, table_side: int) -> Tensor:
@@ -191,22 +196,6 @@ def _buckets(num_patches: int, table_side: int) -> Tensor:
 def _places(item: PatchedImage) -> Tensor:
     """returns: [L, 2] int64 on the CPU; row and column of every patch."""
     return torch.cartesian_prod(torch.arange(item.rows, device="cpu"), torch.arange(item.columns, device="cpu"))
-
-
-def _pad_patches(items: Sequence[PatchedImage], dtype: torch.dtype) -> Tensor:
-    """returns: [B, 3, P, P * L] dtype on the CPU."""
-    channels, size, _ = items[0].patches.shape
-    shape = (len(items), channels, size, size * max(item.num_patches for item in items))
-    padded = torch.zeros(shape, dtype=dtype, device="cpu")
-    for row, item in zip(padded, items, strict=True):
-        row[..., : size * item.num_patches] = item.patches
-    return padded
-
-
-def _padding_bias(lengths: list[int], dtype: torch.dtype) -> Tensor:
-    """returns: [B, 1, 1, L] dtype on the CPU."""
-    is_padding = torch.arange(max(lengths), device="cpu") >= torch.tensor(lengths, device="cpu")[:, None]
-    return torch.zeros(is_padding.shape, dtype=dtype, device="cpu").masked_fill(is_padding, -torch.inf)[:, None, None]
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """The talker's draws: from the states of many sessions to a codec token for each, by each one's own rules.
 
-The rules themselves are in kernels/sampling; this lines up their operands.
+The rules themselves are in kernels/sampling; this lines up their operands and remembers what was drawn.
 """
 
 from __future__ import annotations
@@ -14,51 +14,73 @@ from torch import Tensor
 from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.kernels.sampling.contract import CodecRules
 from antiphon.kernels.sampling.op import sample_codec
+from antiphon.kernels.transfer import Download, upload
 from antiphon.models.minicpmo.talker import TalkerNetwork
+from antiphon.stages.draw_table import DrawPlace, DrawSlot, DrawTable
 
 
 @dataclass(frozen=True, slots=True)
 class CodecDraw:
     """How one session chooses its next codec token.
 
-    history: tokens that the repetition penalty sees, at most the sampling's window.
     is_eos_masked: the segment may not end here.
     seed, counter: of the random numbers.
     """
 
     sampling: CodecSampling
     draws: Draws
-    history: tuple[int, ...]
+    place: DrawPlace
     is_eos_masked: bool
     seed: int
     counter: int
 
 
 class CodecChooser:
-    """Owns the codec head's use."""
+    """Owns the codec head's use, and what was drawn."""
 
     def __init__(self, network: TalkerNetwork) -> None:
         self._network = network
+        self.table = DrawTable(network.emb_text.weight.device)
 
-    def __call__(self, states: Tensor, draws: Sequence[CodecDraw]) -> list[int]:
-        """states: [M, hidden], one row per draw."""
-        tokens: list[int] = sample_codec(self._network.logits(states), _rules(draws, states.device)).tolist()
-        return tokens
+    def choose(self, states: Tensor, draws: Sequence[CodecDraw]) -> Download:
+        """One token per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
+        past = self.table.past([draw.place for draw in draws])
+        tokens = sample_codec(self._network.logits(states), _rules(draws, past.history))
+        ids = Download(tokens)
+        self.table.record(past, tokens, torch.ones_like(tokens, dtype=torch.bool), tokens)
+        return ids
+
+    def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
+        """[len(slots), hidden], the inputs for each slot's newest draw."""
+        return self._network.embed_codes(self.table.fed(slots))
 
 
-def _rules(draws: Sequence[CodecDraw], device: torch.device) -> CodecRules:
-    width = max(len(draw.history) for draw in draws)
-    history = [[*draw.history, *[-1] * (width - len(draw.history))] for draw in draws]
-
-    def whole(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
+def _rules(draws: Sequence[CodecDraw], history: Tensor) -> CodecRules:
+    """history: [M, W] int64, tokens that the repetition penalty sees."""
+    fractions = torch.tensor(
+        [
+            [draw.sampling.repetition_penalty for draw in draws],
+            [draw.sampling.temperature for draw in draws],
+        ],
+        dtype=torch.float32,
+    )
+    numbers = torch.tensor(
+        [
+            [draw.is_eos_masked for draw in draws],
+            [draw.draws is Draws.MOST_LIKELY for draw in draws],
+            [draw.seed for draw in draws],
+            [draw.counter for draw in draws],
+        ],
+        dtype=torch.int64,
+    )
+    repetition_penalty, temperature = upload(fractions, history.device)
+    is_eos_masked, is_greedy, seeds, counters = upload(numbers, history.device)
     return CodecRules(
-        history=torch.tensor(history, dtype=torch.int64, device=device),
-        repetition_penalty=torch.tensor([draw.sampling.repetition_penalty for draw in draws], device=device),
-        temperature=torch.tensor([draw.sampling.temperature for draw in draws], device=device),
-        is_eos_masked=torch.tensor([draw.is_eos_masked for draw in draws], device=device),
-        is_greedy=torch.tensor([draw.draws is Draws.MOST_LIKELY for draw in draws], device=device),
-        seeds=whole([draw.seed for draw in draws]),
-        counters=whole([draw.counter for draw in draws]),
+        history=history,
+        repetition_penalty=repetition_penalty,
+        temperature=temperature,
+        is_eos_masked=is_eos_masked.bool(),
+        is_greedy=is_greedy.bool(),
+        seeds=seeds,
+        counters=counters,
     )

@@ -31,3 +31,11 @@ class TalkerState:
     context: Context
     num_draws: int = 0
     num_chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerCounts:
+    """num_waiting: sessions that want to speak and find no room. num_rooms: turns that would still fit."""
+
+    num_waiting: int
+    num_rooms: int

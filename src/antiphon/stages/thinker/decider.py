@@ -1,12 +1,10 @@
 """From a unit's embeddings to its decisions: context, sampling, turns, words. Encoders are in `senses.py`.
 
-Source: REFERENCE 4.3, 4.4 and 5. Shown by the golden kinds thinker and endtoend.
+Source: REFERENCE 4.3, 4.4 and 5. Shown by tests/stages/test_decider.py and the golden kinds thinker and endtoend.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +12,13 @@ from torch import Tensor
 
 from antiphon.core.duplex import UnitDecisions, Utterance
 from antiphon.core.messages import Address, Handoff
+from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import TextStream, TextTokenizer
+from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder
-from antiphon.stages.stepping import StepLoop
-from antiphon.stages.thinker.choosing import Chosen, TextChooser, TextDraw
+from antiphon.stages.stepping import Drawn, Settle, StepLoop
+from antiphon.stages.thinker.choosing import TextChooser, TextDraw, Turn
 from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
 from antiphon.stages.thinker.state import PromptDone, ThinkerSession, UnitOutcome
 
@@ -29,16 +29,18 @@ DeciderSteps = MemorySteps[PromptDone | UnitOutcome]
 class DeciderState:
     """What the thinker remembers of a session. Owned by Decider.
 
-    history: ids that the repetition penalty remembers.
+    slot: where the device remembers its draws. newest: what the last one there is to the next.
     is_turn_open: the model has begun an answer and not ended it. is_speaking: some of the turn went to the talker.
     is_interrupted: the next unit listens and closes the turn.
-    epoch: counts interruptions. turn: number of the present or next answer. num_*: counters that number the next one.
+    epoch: counts interruptions. turn: number of the present or next answer. num_*: counters that number the next one,
+    handoffs within an epoch.
     """
 
     session: ThinkerSession
     memory: ThinkerMemory
     text: TextStream
-    history: deque[int]
+    slot: DrawSlot
+    newest: Newest = Newest.FORGOTTEN
     is_turn_open: bool = False
     is_speaking: bool = False
     is_interrupted: bool = False
@@ -58,9 +60,8 @@ class Decider:
         self._special = tokenizer.special
         weight = network.lm_head.weight
         self.decoder = PagedDecoder(network, network.config.decoder, cache, weight.device, weight.dtype)
-        self.loop: StepLoop[TextDraw, Chosen, PromptDone | UnitOutcome] = StepLoop(
-            self.decoder, TextChooser(network, tokenizer.special)
-        )
+        self.chooser = TextChooser(network, tokenizer.special)
+        self.loop: StepLoop[TextDraw, PromptDone | UnitOutcome] = StepLoop(self.decoder, self.chooser)
 
     @property
     def max_context_tokens(self) -> int:
@@ -75,10 +76,23 @@ class Decider:
         """A session with an empty context of at most `max_tokens`; the caller feeds the prompt into its memory."""
         return DeciderState(
             session=session,
-            memory=ThinkerMemory(self._network, self.decoder, session.window, session.slide, max_tokens),
+            memory=ThinkerMemory(
+                self._network,
+                self.decoder,
+                session.window,
+                session.slide,
+                max_tokens,
+                keeps_inputs=session.keeps_inputs,
+            ),
             text=TextStream(self._tokenizer),
-            history=deque(maxlen=session.sampling.repetition_window_tokens),
+            slot=self.chooser.table.take(session.sampling.repetition_window_tokens),
         )
+
+    def close(self, state: DeciderState) -> None:
+        """Stop the session's work and give everything back; idempotent."""
+        self.loop.cancel(state.session.session_id)
+        state.memory.free()
+        self.chooser.table.give_back(state.slot)
 
     def prompt(self, state: DeciderState, embeds: Tensor, suffix: tuple[int, ...]) -> DeciderSteps:
         """Compute a session's prompt. embeds: [n, hidden], what stands in front of the suffix."""
@@ -86,87 +100,118 @@ class Decider:
         yield from state.memory.feed_suffix(suffix)
         return PromptDone(state.memory.context.num_tokens)
 
-    def interrupt(self, state: DeciderState) -> None:
-        """Stop the present answer between units; what was said stays, and the next unit closes the turn."""
-        state.epoch += 1
+    def interrupt(self, state: DeciderState, epoch: int) -> None:
+        """Stop the present answer, and enter an epoch; what was said stays in the context.
+
+        Between units, the next one closes the turn. A unit on its way ends as soon as it can and closes it; if its last
+        tokens are on their way, the next one does. Nobody hears what comes of it.
+        """
+        state.epoch = epoch
         state.is_interrupted = state.is_turn_open
         state.turn += int(state.is_speaking)
         state.is_speaking = False
+        state.num_handoffs = 0
         state.text.finish()
 
-    def decide(self, state: DeciderState, embeds: Tensor) -> DeciderSteps:
+    def decide(self, state: DeciderState, embeds: Tensor, deadline_s: float) -> DeciderSteps:
         """Run one unit: its input, its decisions, its close, the slide.
 
-        embeds: [n, hidden], the unit's input.
+        embeds: [n, hidden], the unit's input. deadline_s: of what is said in it.
         Raises: ContextLengthExceeded or ResourceExhausted; then the unit stays open and the session must end.
         """
-        memory, unit = state.memory, state.num_units
+        memory, unit, epoch = state.memory, state.num_units, state.epoch
         decisions = UnitDecisions(
             self._special.duplex,
             state.session.duplex,
             is_turn_open=state.is_turn_open,
             is_forced_listen=state.is_interrupted or unit < state.session.duplex.num_forced_listens,
         )
-        hidden = yield from self._run(state, decisions, embeds)
-        yield from memory.feed(memory.embed(decisions.closing_ids))
+        states = yield from self._run(state, decisions, embeds)
+        if not decisions.is_done:
+            decisions.interrupt()
+        utterances = decisions.utterances() if state.epoch == epoch else ()
+        # On its way to the talker while the unit is closed.
+        hidden = Download(torch.cat([embeds[:0], *(states[row] for said in utterances for row in said.rows)]))
+        rest = (*decisions.fed, *decisions.closing_ids)[len(states) :]
+        yield from memory.feed(memory.embed(rest))
         slide = yield from memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
+        if state.epoch != epoch:
+            utterances = ()
         state.num_units += 1
         state.is_turn_open = decisions.is_turn_open
-        state.is_interrupted = False
-        utterances = decisions.utterances()
+        state.is_interrupted = state.epoch != epoch and decisions.is_turn_open
+        parts = torch.split(hidden.read(), [len(said.rows) for said in utterances]) if utterances else ()
         return UnitOutcome(
             unit=unit,
             token_ids=(*decisions.fed, *decisions.closing_ids),
             is_listen=decisions.is_listen,
-            handoffs=tuple(self._handoff(state, unit, utterance, hidden) for utterance in utterances),
-            text="".join(_caption(state, utterance) for utterance in utterances),
+            handoffs=tuple(
+                self._handoff(state, unit, deadline_s, *said) for said in zip(utterances, parts, strict=True)
+            ),
+            text="".join(_caption(state, said) for said in utterances),
             slide=slide,
             num_context_tokens=memory.context.num_tokens,
+            num_context_blocks=memory.context.num_blocks,
             retained_units=tuple(record.unit for record in memory.context.units),
             previous_ids=memory.context.previous,
         )
 
     def _run(self, state: DeciderState, decisions: UnitDecisions, embeds: Tensor) -> MemorySteps[list[Tensor]]:
-        """Feed the unit's input, then sample and feed until the unit is done.
+        """Feed the unit's input, then sample and feed until the unit is done or interrupted.
 
-        Returns each fed token's own state, [1, hidden].
+        Returns the own states, [1, hidden], of the tokens after the input that are fed by then; the first of them are
+        the unit's decisions, and one more is its terminator.
         """
-        memory = state.memory
+        memory, epoch = state.memory, state.epoch
         states: list[Tensor] = []
         if decisions.is_done:  # forced to listen: nothing is drawn
-            yield from memory.feed(torch.cat([embeds, memory.embed(tuple(decisions.fed))]))
+            yield from memory.feed(embeds)
             return states
-        _, chosen = yield from memory.feed_and_draw(embeds, _next_draw(state))
-        while (token := _take(state, decisions, chosen)) is not None:
-            embeds = memory.embed((token,))
-            if decisions.is_done:  # the unit is full: the token is fed, and nothing is drawn after it
-                states.append((yield from memory.feed(embeds)))
-                break
-            hidden, chosen = yield from memory.feed_and_draw(embeds, _next_draw(state))
-            states.append(hidden)
+        turn = Turn.OPEN if decisions.is_turn_open else Turn.CLOSED
+        first = yield from memory.feed_and_draw(embeds, _next_draw(state, turn))
+        yield Settle(first)  # most units listen; a row on suspicion would mostly be wasted
+        decisions.take(first.read())
+        unread: Drawn | None = None
+        while not decisions.is_done and state.epoch == epoch:
+            # What was drawn is fed before it is read. Nothing is drawn after a token that fills the unit.
+            is_last = unread is not None and decisions.num_left == 1
+            draw = None if is_last else _next_draw(state, Turn.BY_LAST)
+            reply = yield from memory.feed_drawn(state.slot, draw)
+            states.append(reply.states)
+            if unread is not None and decisions.take(unread.read()) is None:
+                if not is_last:
+                    _void_newest_draw(state)
+                return states
+            unread = reply.drawn
+        if unread is not None:  # interrupted; what was drawn by then still counts
+            yield Settle(unread)
+            decisions.take(unread.read())
         return states
 
-    def _handoff(self, state: DeciderState, unit: int, said: Utterance, hidden: Sequence[Tensor]) -> Handoff[Tensor]:
+    def _handoff(
+        self, state: DeciderState, unit: int, deadline_s: float, said: Utterance, hidden: Tensor
+    ) -> Handoff[Tensor]:
+        """hidden: [len(said.rows), hidden] on the host."""
         address = Address(state.session.session_id, state.epoch, state.turn, state.num_handoffs)
         state.num_handoffs += 1
         state.turn += int(said.ends_turn)
         state.is_speaking = not said.ends_turn
-        rows = [self._network.embed_ids(()), *(hidden[row] for row in said.rows)]
-        return Handoff(address, unit, said.token_ids, torch.cat(rows), said.ends_turn)
+        return Handoff(address, deadline_s, unit, said.token_ids, hidden, said.ends_turn)
 
 
-def _next_draw(state: DeciderState) -> TextDraw:
+def _next_draw(state: DeciderState, turn: Turn) -> TextDraw:
     session = state.session
-    draw = TextDraw(session.sampling, session.draws, tuple(state.history), session.seed, state.num_draws)
+    place = DrawPlace(state.slot, state.newest, session.sampling.repetition_window_tokens)
+    draw = TextDraw(session.sampling, session.draws, place, turn, session.seed, state.num_draws)
     state.num_draws += 1
+    state.newest = Newest.TAKEN
     return draw
 
 
-def _take(state: DeciderState, decisions: UnitDecisions, chosen: Chosen) -> int | None:
-    """Record a choice; the token to feed for it, or None if it ended the unit."""
-    if chosen.is_recorded:
-        state.history.append(chosen.token)
-    return decisions.take(chosen.token)
+def _void_newest_draw(state: DeciderState) -> None:
+    """It came after the unit's end; its number is used again."""
+    state.num_draws -= 1
+    state.newest = Newest.VOID
 
 
 def _caption(state: DeciderState, said: Utterance) -> str:

@@ -7,20 +7,32 @@ thinker and tests/stages/test_memory.py.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from antiphon.core.context import Context, Placement, Slide
-from antiphon.core.window import SlideMode, WindowPolicy
+from antiphon.core.window import OffWindow, SlideMode, SlidePlan, UnitRecord, WindowPolicy
+from antiphon.errors import InputError
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
+from antiphon.stages.draw_table import DrawSlot
 from antiphon.stages.paged import PagedDecoder, Row
-from antiphon.stages.stepping import MAX_STEP_TOKENS, Reply, Request, Steps
-from antiphon.stages.thinker.choosing import Chosen, TextDraw
+from antiphon.stages.stepping import MAX_STEP_TOKENS, Drawn, Reply, Request, Steps
+from antiphon.stages.thinker.choosing import TextDraw
 
 ResultT = TypeVar("ResultT")
-MemorySteps = Steps[TextDraw, Chosen, ResultT]
+MemorySteps = Steps[TextDraw, ResultT]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RetainedUnit:
+    """A closed unit outside a cache. inputs: [record.num_tokens, hidden] model dtype, on the host."""
+
+    record: UnitRecord
+    inputs: Tensor
 
 
 class ThinkerMemory:
@@ -28,6 +40,7 @@ class ThinkerMemory:
 
     What needs a forward pass is a generator for a `StepLoop`; bookkeeping is done before the first row is asked for.
     max_tokens: the context never holds more.
+    keeps_inputs: units can be taken out (`retained`); else inputs are kept only if a slide computes them anew.
     """
 
     def __init__(
@@ -37,13 +50,15 @@ class ThinkerMemory:
         window: WindowPolicy,
         slide: SlideMode,
         max_tokens: int,
+        *,
+        keeps_inputs: bool = False,
     ) -> None:
         self._network = network
         self._decoder = decoder
         self._window = window
         self.context = Context(decoder.pool, slide, max_tokens)
-        # Inputs of the units in the ring, oldest first, then of the open unit; kept only if a slide computes them anew.
-        self._keeps_inputs = slide is SlideMode.REPREFILL
+        # Inputs of the units in the ring, oldest first, then of the open unit.
+        self._keeps_inputs = keeps_inputs or (slide is SlideMode.REPREFILL and not isinstance(window, OffWindow))
         self._inputs: deque[Tensor] = deque()
         self._open_inputs: list[Tensor] = []
 
@@ -70,15 +85,21 @@ class ThinkerMemory:
         reply = yield from self._append(embeds, None)
         return reply.states
 
-    def feed_and_draw(self, embeds: Tensor, draw: TextDraw) -> MemorySteps[tuple[Tensor, Chosen]]:
+    def feed_and_draw(self, embeds: Tensor, draw: TextDraw) -> MemorySteps[Drawn]:
         """Append to the open unit, and choose the token after it.
 
         embeds: [n, hidden], n at least 1.
-        Returns the last token's final-norm state [1, hidden] and the choice made from it.
         """
         reply = yield from self._append(embeds, draw)
-        assert reply.choice is not None, "a draw was asked for"
-        return reply.states[-1:], reply.choice
+        assert reply.drawn is not None, "a draw was asked for"
+        return reply.drawn
+
+    def feed_drawn(self, slot: DrawSlot, draw: TextDraw | None) -> MemorySteps[Reply]:
+        """Append the token that was drawn last, which the host need not know, and choose another one if asked to."""
+        reply = yield Request(Row(self.context, self.context.append(1)), slot, draw)
+        if self._keeps_inputs:
+            self._open_inputs.append(reply.inputs)
+        return reply
 
     def close_unit(self, unit: int, previous_ids: tuple[int, ...]) -> MemorySteps[Slide | None]:
         """End the open unit and let the window decide. previous_ids: words that `previous` may take over."""
@@ -103,7 +124,7 @@ class ThinkerMemory:
         self._inputs.clear()
         self._open_inputs = []
 
-    def _append(self, embeds: Tensor, draw: TextDraw | None) -> MemorySteps[Reply[Chosen]]:
+    def _append(self, embeds: Tensor, draw: TextDraw | None) -> MemorySteps[Reply]:
         placement = self.context.append(embeds.shape[0])
         if self._keeps_inputs:
             self._open_inputs.append(embeds)
@@ -121,12 +142,44 @@ class ThinkerMemory:
             if slide.recomputed.slots:
                 yield from self._run(slide.recomputed, torch.cat(tuple(self._inputs)))
 
-    def _run(self, placed: Placement, embeds: Tensor, draw: TextDraw | None = None) -> MemorySteps[Reply[Chosen]]:
+    def _run(self, placed: Placement, embeds: Tensor, draw: TextDraw | None = None) -> MemorySteps[Reply]:
         """Ask for a row, in pieces if it is long. Returns the last piece's reply."""
         num_tokens = embeds.shape[0]
         for start in range(0, num_tokens, MAX_STEP_TOKENS):
             end = min(start + MAX_STEP_TOKENS, num_tokens)
             piece = Placement(placed.slots[start:end], placed.first_position + start, placed.key_shift)
-            row = Row(self.context, piece, embeds[start:end])
-            reply = yield Request(row, draw if end == num_tokens else None)
+            reply = yield Request(Row(self.context, piece), embeds[start:end], draw if end == num_tokens else None)
         return reply
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Tokens whose input embeddings are kept."""
+        return sum(inputs.shape[0] for inputs in (*self._inputs, *self._open_inputs))
+
+    def retained(self) -> tuple[RetainedUnit, ...]:
+        """The units in the ring, oldest first; between units. Raises: InputError if their inputs are not kept."""
+        units = self.context.units
+        if not self._keeps_inputs:
+            raise InputError("this session keeps no inputs and cannot be moved; open it with keeps_inputs")
+        assert not self._open_inputs, "a unit is open"
+        return tuple(RetainedUnit(unit, kept.cpu()) for unit, kept in zip(units, self._inputs, strict=True))
+
+    def refill(self, previous: tuple[int, ...], units: Sequence[RetainedUnit]) -> MemorySteps[None]:
+        """Compute another memory's `previous` and units anew, behind a prompt like its own.
+
+        Raises: ContextLengthExceeded or ResourceExhausted, before the first row; then the session must end.
+        """
+        assert self.context.num_tokens == self.context.num_anchor_tokens, "a memory is refilled before its first unit"
+        slide = self.context.slide(SlidePlan(0, previous))
+        placed = []
+        for unit in units:
+            placed.append(self.context.append(unit.record.num_tokens))
+            self.context.close_unit(unit.record.unit, unit.record.spoken)
+        yield from self._apply(slide)
+        inputs = [unit.inputs.to(self._decoder.cache.keys.device) for unit in units]
+        if self._keeps_inputs:
+            self._inputs.extend(inputs)
+        if placed:
+            slots = tuple(slot for one in placed for slot in one.slots)
+            whole = Placement(slots, placed[0].first_position, placed[0].key_shift)
+            yield from self._run(whole, torch.cat(inputs))

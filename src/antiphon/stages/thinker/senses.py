@@ -1,26 +1,29 @@
-"""Ears and eyes: from samples and pictures to embeddings in the order in which the thinker reads them.
+"""Ears and eyes: from samples, pictures and typed text to embeddings in the order in which the thinker reads them.
 
-Source: REFERENCE 4.2. No context, no decisions; one mutable state per session.
+Source: REFERENCE 4.2. No context, no decisions; one mutable state per session. Shown by tests/stages/test_senses.py.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
-from PIL import Image
 from torch import Tensor
 
+from antiphon.errors import AntiphonError, AudioError, InputError, InternalError
 from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder, AudioEncoderState
 from antiphon.models.minicpmo.audio_features import MelExtractor
-from antiphon.models.minicpmo.audio_stream import MelStream
+from antiphon.models.minicpmo.audio_stream import MelChunk, MelStream
 from antiphon.models.minicpmo.config import AudioConfig, VisionConfig
-from antiphon.models.minicpmo.image import cut_picture
+from antiphon.models.minicpmo.image import Picture, cut_picture
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
-from antiphon.models.minicpmo.tokens import SpecialTokens
+from antiphon.models.minicpmo.tokens import SpecialTokens, TextTokenizer
 from antiphon.models.minicpmo.vision import VisionEncoder
-from antiphon.stages.thinker.state import UnitInput
+from antiphon.stages.thinker.state import ThinkerSession, UnitInput
+from antiphon.units import UNIT_SAMPLES
 
 
 @dataclass(slots=True)
@@ -29,6 +32,25 @@ class SensesState:
 
     stream: MelStream
     hearing: AudioEncoderState
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRow:
+    """One session's second. max_slices: items that a picture may be cut into besides the view; 1 for none."""
+
+    state: SensesState
+    heard: UnitInput
+    max_slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a row gives to the encoders. stream: its session's, with this second taken from it."""
+
+    row: UnitRow
+    stream: MelStream
+    chunk: MelChunk
+    pictures: tuple[Picture, ...]
 
 
 class Senses:
@@ -46,8 +68,8 @@ class Senses:
     def open(self) -> SensesState:
         return SensesState(MelStream(self._extractor), self._audio.new_state())
 
-    def num_input_tokens(self, num_pictures: int, max_slices: int) -> int:
-        return num_input_tokens(self._vision.config, self._audio.config, num_pictures, max_slices)
+    def num_input_tokens(self, num_pictures: int, max_slices: int, num_text_tokens: int) -> int:
+        return num_input_tokens(self._vision.config, self._audio.config, num_pictures, max_slices, num_text_tokens)
 
     def embed_reference(self, samples: Tensor) -> Tensor:
         """The voice in the prompt.
@@ -59,36 +81,97 @@ class Senses:
             return self._embed(())
         return self._audio.encode_reference(samples, self._extractor)
 
-    def embed_unit(self, state: SensesState, heard: UnitInput, max_slices: int) -> Tensor:
-        """Everything of a unit up to the first decision: `<unit>`, pictures, sound.
+    def embed_units(self, rows: Sequence[UnitRow]) -> list[Tensor | AntiphonError]:
+        """Everything of each unit up to the first decision: `<unit>`, pictures, sound, text; encoders run once for all.
 
-        Returns [n, hidden]. Raises: AudioError, ImageError.
+        rows: of different sessions. What a row comes to does not depend on the others, in float32 on a CPU to the bit.
+        Returns per row [n, hidden], or why it failed; that row's state is as before then.
         """
-        seen = [piece for pieces in self._see(heard.pictures, max_slices) for piece in pieces]
-        state.stream.push(heard.samples)
-        chunk = state.stream.take()
-        assert chunk is not None, f"{heard.samples.numel()} samples gave no chunk; a unit must be whole"
-        sound = self._audio.encode_chunks([(chunk, state.hearing)])[0]
-        return torch.cat([self._embed((self._special.duplex.unit_start,)), *seen, sound])
+        assert len({id(row.state) for row in rows}) == len(rows), f"a session stands twice in {len(rows)} rows"
+        prepared = [self._prepare(row) for row in rows]
+        embeds = iter(self._encode_apart([one for one in prepared if isinstance(one, _Prepared)]))
+        return [next(embeds) if isinstance(one, _Prepared) else one for one in prepared]
 
-    def _see(self, pictures: Sequence[Image.Image], max_slices: int) -> Iterator[list[Tensor]]:
-        """Per picture: marker, embeddings, marker for the view and for each slice."""
+    def _prepare(self, row: UnitRow) -> _Prepared | AntiphonError:
+        """What is a row's own, on the host. The session's state is not touched."""
+        heard, stream = row.heard, row.state.stream.fork()
+        try:
+            config = self._vision.config
+            pictures = tuple(cut_picture(picture, config, max_slices=row.max_slices) for picture in heard.pictures)
+            if heard.samples.shape != (UNIT_SAMPLES,):
+                raise AudioError(f"a unit is {UNIT_SAMPLES} samples, got shape {tuple(heard.samples.shape)}")
+            stream.push(heard.samples)
+            chunk = stream.take()
+            assert chunk is not None, f"{heard.samples.numel()} samples gave no chunk"
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a row is that session's business
+            return _failure(error)
+        return _Prepared(row, stream, chunk, pictures)
+
+    def _encode_apart(self, rows: Sequence[_Prepared]) -> list[Tensor | AntiphonError]:
+        """All rows at once, or one by one if that fails, so that only the guilty one does."""
+        try:
+            return list(self._encode(rows))
+        except Exception as error:  # noqa: BLE001 - nobody knows yet whose fault it is
+            if len(rows) == 1:
+                return [_failure(error)]
+        return [embeds for row in rows for embeds in self._encode_apart([row])]
+
+    def _encode(self, rows: Sequence[_Prepared]) -> list[Tensor]:
+        """States go on only when everything is there. Returns per row [n, hidden]."""
+        if not rows:
+            return []
+        hearing = [one.row.state.hearing.fork() for one in rows]
+        seen = iter(self._vision.encode([picture for one in rows for picture in one.pictures]))
+        sound = self._audio.encode_chunks([(one.chunk, state) for one, state in zip(rows, hearing, strict=True)])
+        unit_start = self._embed((self._special.duplex.unit_start,))
+        embeds = []
+        for one, heard in zip(rows, sound, strict=True):
+            pieces = [piece for _ in one.pictures for piece in self._shown(next(seen))]
+            embeds.append(torch.cat([unit_start, *pieces, heard, self._embed(one.row.heard.text_ids)]))
+        for one, state in zip(rows, hearing, strict=True):
+            one.row.state.stream, one.row.state.hearing = one.stream, state
+        return embeds
+
+    def _shown(self, items: Tensor) -> Iterator[Tensor]:
+        """A picture's items [N, Q, hidden], the view first, each between its markers."""
         special = self._special
         marks = self._embed((special.image_start, special.image_end, special.slice_start, special.slice_end))
         image_start, image_end, slice_start, slice_end = marks[:, None].unbind()
-        cut = [cut_picture(picture, self._vision.config, max_slices=max_slices) for picture in pictures]
-        for view, *slices in self._vision.encode(cut):
-            pieces = [image_start, view, image_end]
-            for item in slices:
-                pieces += [slice_start, item, slice_end]
-            yield pieces
+        view, *slices = items
+        yield from (image_start, view, image_end)
+        yield from chain.from_iterable((slice_start, item, slice_end) for item in slices)
 
     def _embed(self, ids: tuple[int, ...]) -> Tensor:
         return self._network.embed_ids(ids)
 
 
-def num_input_tokens(vision: VisionConfig, audio: AudioConfig, num_pictures: int, max_slices: int) -> int:
+def num_input_tokens(
+    vision: VisionConfig, audio: AudioConfig, num_pictures: int, max_slices: int, num_text_tokens: int
+) -> int:
     """The most tokens of a unit before its first decision, `<unit>` included."""
     # A single slice would repeat the view, so there is none.
     num_items = num_pictures * (1 + (max_slices if max_slices > 1 else 0))
-    return 1 + num_items * (vision.query_num + 2) + CHUNK_POSITIONS // audio.pool_step
+    return 1 + num_items * (vision.query_num + 2) + CHUNK_POSITIONS // audio.pool_step + num_text_tokens
+
+
+def check_limits(heard: UnitInput, session: ThinkerSession, tokenizer: TextTokenizer) -> None:
+    """Raises: InputError if a second has more pictures or text than its session takes, or ids that are no text."""
+    if len(heard.pictures) > session.max_pictures:
+        raise InputError(f"a unit has {len(heard.pictures)} pictures; this session takes {session.max_pictures}")
+    if len(heard.text_ids) > session.max_text_tokens:
+        raise InputError(
+            f"a unit has {len(heard.text_ids)} tokens of text; this session takes {session.max_text_tokens}: send the "
+            f"rest with the next unit"
+        )
+    if not tokenizer.is_text(heard.text_ids):
+        raise InputError(f"typed text has ids that steer the model or are unknown: {heard.text_ids}; send plain text")
+
+
+def _failure(error: Exception) -> AntiphonError:
+    """What a row's session is told."""
+    if isinstance(error, AntiphonError):
+        return error
+    logging.getLogger(__name__).error("a unit could not be embedded", exc_info=error)
+    failure = InternalError(f"a unit could not be embedded: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

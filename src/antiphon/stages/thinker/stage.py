@@ -7,32 +7,36 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
 
 from antiphon.core.admission import Admission
+from antiphon.core.messages import HeardUnit, Retain
 from antiphon.core.prompts import PromptStore
-from antiphon.errors import AntiphonError, ConfigError, ContextLengthExceeded, InputError, PromptTooLong
+from antiphon.errors import AntiphonError, ContextLengthExceeded, PromptTooLong
 from antiphon.models.minicpmo.tokens import TextTokenizer
+from antiphon.stages.loop import Ready
 from antiphon.stages.paged import CacheConfig
-from antiphon.stages.thinker.decider import Decider, DeciderState
-from antiphon.stages.thinker.senses import Senses, SensesState
-from antiphon.stages.thinker.state import PromptDone, ThinkerSession, UnitInput, UnitOutcome
+from antiphon.stages.thinker.decider import Decider, DeciderState, DeciderSteps
+from antiphon.stages.thinker.rebuild import Retained, resume, retain
+from antiphon.stages.thinker.senses import Senses, SensesState, UnitRow, check_limits
+from antiphon.stages.thinker.state import PromptDone, PromptReady, ThinkerCounts, ThinkerSession, UnitInput, UnitOutcome
 
 NUM_SEGMENTS = 3
 """Prompt, `previous` with the suffix, ring: each may leave a block partly empty."""
 
 
-@dataclass(slots=True)
-class ThinkerState:
-    """Owned by ThinkerStage. max_tokens: the context never holds more. is_prompt_hit: its prompt was there already."""
+class PromptSource(Enum):
+    """Where a session has the shared part of its prompt from."""
 
-    session: ThinkerSession
-    max_tokens: int
-    is_prompt_hit: bool
-    senses: SensesState
-    mind: DeciderState
+    OWN = "own"
+    """It computes it; if prompts are shared, for others as well."""
+    STORED = "stored"
+    """It was in the cache."""
+    AWAITED = "awaited"
+    """Another session is computing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,29 @@ class PromptParts:
     prefix_ids: tuple[int, ...]
     shared_suffix_ids: tuple[int, ...]
     private_ids: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ThinkerState:
+    """Owned by ThinkerStage.
+
+    max_tokens: the context never holds more.
+    num_shared_tokens: of the prompt's shared part. shared_embeds: [n, hidden], its inputs until they are in the cache.
+    prompt_source: where the shared part comes from.
+    """
+
+    settings: ThinkerSession | Retained
+    max_tokens: int
+    prompt: PromptParts
+    num_shared_tokens: int
+    shared_embeds: Tensor
+    prompt_source: PromptSource
+    senses: SensesState
+    mind: DeciderState
+
+    @property
+    def session(self) -> ThinkerSession:
+        return self.mind.session
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,81 +96,183 @@ class ThinkerStage:
         self._admission = Admission(pool.num_blocks)
         max_stored_blocks = limits.max_stored_bytes // decider.decoder.block_bytes
         self.prompts = PromptStore(pool, self._admission, max_stored_blocks)
+        self._opening: dict[str, ThinkerState] = {}  # in order; their prompts are not being read yet
+        self._reading: dict[str, ThinkerState] = {}  # their prompts are
+        self._due: dict[str, tuple[ThinkerState, HeardUnit[UnitInput]]] = {}
+        self._retained: dict[str, Retained] = {}
 
-    def open(self, session: ThinkerSession) -> ThinkerState:
-        """Start a session; its prompt is computed unless an equal one is in the cache.
+    def open(self, settings: ThinkerSession | Retained) -> ThinkerState:
+        """Start a session, or go on with one that another stage retained, where it stopped.
 
-        Raises: ConfigError if a session of this name is open, PromptTooLong if the prompt leaves no room for a unit,
-        AudioError for its reference, ResourceExhausted if the cache may run out of blocks; nothing is held then.
+        Its prompt is computed in the next steps unless an equal one is there or on its way.
+        Raises: PromptTooLong if the prompt leaves no room for a unit, ContextLengthExceeded if what was retained leaves
+        none, AudioError for its reference, ResourceExhausted if the cache may run out of blocks; nothing is held then.
         """
-        if self._admission.is_admitted(session.session_id):
-            raise ConfigError(f"a session named {session.session_id!r} is open; end it first or take another name")
+        session = settings.session if isinstance(settings, Retained) else settings
+        if isinstance(settings, Retained):
+            self._check_room(settings)
         prompt = self._read_prompt(session)
-        stored = self.prompts.find(prompt.key) if self._limits.is_shared else None
-        embeds = self._embed_prompt(prompt, session.reference) if stored is None else self._embed(())
-        num_shared_tokens = embeds.shape[0] if stored is None else stored.num_tokens
+        source, num_shared_tokens, embeds = PromptSource.OWN, 0, self._embed(())
+        stored = None
+        if awaited := self._computer_of(prompt.key):
+            source, num_shared_tokens = PromptSource.AWAITED, awaited.num_shared_tokens
+        elif self._limits.is_shared and (stored := self.prompts.find(prompt.key)):
+            source, num_shared_tokens = PromptSource.STORED, stored.num_tokens
+        else:
+            embeds = self._embed_prompt(prompt, session.reference)
+            num_shared_tokens = embeds.shape[0]
         max_tokens = self._max_tokens(session, num_shared_tokens + len(prompt.private_ids))
         self._admit(session, prompt, max_tokens, num_shared_tokens)
         mind = self._decider.open(session, max_tokens)
-        state = ThinkerState(session, max_tokens, stored is not None, self._senses.open(), mind)
-        context = state.mind.memory.context
-        try:
-            if stored is not None:
-                context.adopt_prompt(stored)
-            work = self._decider.prompt(state.mind, embeds, prompt.private_ids)
-            self._decider.loop.run(session.session_id, work, deadline_s=0.0)
-        except BaseException:
-            self.close(state)
-            if stored is None:
-                self._admission.leave(prompt.key)
-            raise
-        if stored is None and self._limits.is_shared:
-            self.prompts.keep(prompt.key, context.prompt)
+        if stored is not None:
+            mind.memory.context.adopt_prompt(stored)
+        state = ThinkerState(settings, max_tokens, prompt, num_shared_tokens, embeds, source, self._senses.open(), mind)
+        self._opening[session.session_id] = state
         return state
+
+    def start(self, state: ThinkerState, work: HeardUnit[UnitInput] | Retain) -> None:
+        """Let a session live through a second: decide on it, close the unit, slide; or retain it as it is now.
+
+        `step` returns what it came to.
+        Raises: InputError or ContextLengthExceeded; nothing of the unit is in the context then. InputError also if the
+        session keeps nothing that it could be retained by.
+        """
+        session_id = state.session.session_id
+        if isinstance(work, Retain):
+            self._retained[session_id] = self.retain(state)
+            return
+        self._check(state, work.heard)
+        self._due[session_id] = (state, work)
+
+    def retain(self, state: ThinkerState) -> Retained:
+        """A session between two units, to be gone on with elsewhere; it stays as it is."""
+        return retain(state.senses, state.mind, self._decider.chooser.table)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._opening and not self._due and not self._retained and self._decider.loop.is_idle
+
+    def step(self) -> dict[str, Ready[PromptReady] | UnitOutcome | Retained | AntiphonError]:
+        """One forward pass for the most urgent sessions; encoders run for all units that have come in."""
+        ended: dict[str, Ready[PromptReady] | UnitOutcome | Retained | AntiphonError] = {**self._retained}
+        self._retained.clear()
+        ended |= self._start_prompts()
+        ended |= self._start_units()
+        for finished in self._decider.loop.step():
+            result = finished.result
+            if isinstance(result, PromptDone):
+                ended[finished.session_id] = self._end_prompt(self._reading.pop(finished.session_id))
+            else:
+                ended[finished.session_id] = result
+        return ended
+
+    def interrupt(self, state: ThinkerState, epoch: int) -> None:
+        """Stop the session's present answer."""
+        self._decider.interrupt(state.mind, epoch)
 
     def close(self, state: ThinkerState) -> None:
         """Stop the session's work and give its blocks back; idempotent."""
-        self._decider.loop.cancel(state.session.session_id)
-        state.mind.memory.free()
-        self._admission.leave(state.session.session_id)
+        session_id = state.session.session_id
+        is_prompt_due = any(pending.pop(session_id, None) is state for pending in (self._opening, self._reading))
+        self._due.pop(session_id, None)
+        self._retained.pop(session_id, None)
+        self._decider.close(state.mind)
+        self._admission.leave(session_id)
+        is_alone = not any(other.prompt.key == state.prompt.key for other in self._opening.values())
+        if is_prompt_due and state.prompt_source is PromptSource.OWN and is_alone:
+            self._admission.leave(state.prompt.key)
         self.prompts.trim()
 
-    def interrupt(self, state: ThinkerState) -> None:
-        """Stop the session's present answer; between units."""
-        self._decider.interrupt(state.mind)
+    def survey(self) -> ThinkerCounts:
+        return ThinkerCounts(
+            prompts=self.prompts.counts,
+            num_blocks=self._decider.decoder.pool.num_blocks,
+            num_free_blocks=self._decider.decoder.pool.num_free_blocks,
+            num_unreserved_blocks=self._admission.num_free_blocks,
+            block_bytes=self._decider.decoder.block_bytes,
+        )
 
-    def start_unit(self, state: ThinkerState, heard: UnitInput, deadline_s: float) -> None:
-        """Let a session live through a second: decide on it, close the unit, slide. `step` returns what it came to.
+    def _computer_of(self, key: str) -> ThinkerState | None:
+        """The session that computes, or will compute, a prompt for others."""
+        if not self._limits.is_shared:
+            return None
+        at_work = (*self._reading.values(), *self._opening.values())
+        return next((one for one in at_work if one.prompt.key == key and one.prompt_source is PromptSource.OWN), None)
 
-        deadline_s: when its audio must exist, on the engine's clock.
-        Raises: AudioError, ImageError, InputError or ContextLengthExceeded; nothing of the unit is in the context then.
-        """
-        work = self._decider.decide(state.mind, self._embed_unit(state, heard))
-        self._decider.loop.add(state.session.session_id, work, deadline_s)
+    def _start_prompts(self) -> dict[str, AntiphonError]:
+        failed: dict[str, AntiphonError] = {}
+        for session_id, state in list(self._opening.items()):
+            try:
+                if state.prompt_source is PromptSource.AWAITED and not self._find_awaited(state):
+                    continue
+            except AntiphonError as error:
+                failed[session_id] = error
+                continue
+            self._reading[session_id] = self._opening.pop(session_id)
+            self._decider.loop.add(session_id, self._read(state), state.session.deadline_s)
+        return failed
 
-    def step(self) -> dict[str, UnitOutcome | AntiphonError]:
-        """One forward pass for the most urgent sessions. Returns the units that came to their end, by session id.
+    def _read(self, state: ThinkerState) -> DeciderSteps:
+        """Compute the prompt, and after it what was retained."""
+        done = yield from self._decider.prompt(state.mind, state.shared_embeds, state.prompt.private_ids)
+        if isinstance(state.settings, Retained):
+            done = yield from resume(state.senses, state.mind, self._decider.chooser.table, state.settings)
+        return done
 
-        A session whose unit ended with an error is over.
-        """
-        ended: dict[str, UnitOutcome | AntiphonError] = {}
-        for finished in self._decider.loop.step():
-            assert not isinstance(finished.result, PromptDone), "a prompt ends in the call that opens its session"
-            ended[finished.session_id] = finished.result
-        return ended
+    def _find_awaited(self, state: ThinkerState) -> bool:
+        """Whether the prompt is there by now, or this session has to compute it because the other one has gone."""
+        if self._computer_of(state.prompt.key):
+            return False
+        stored = self.prompts.find(state.prompt.key)
+        if stored is not None:
+            state.prompt_source = PromptSource.STORED
+            state.mind.memory.context.adopt_prompt(stored)
+        else:
+            state.prompt_source = PromptSource.OWN
+            state.shared_embeds = self._embed_prompt(state.prompt, state.session.reference)
+        return True
 
-    def _embed_unit(self, state: ThinkerState, heard: UnitInput) -> Tensor:
-        """Check a second and turn it into embeddings, [n, hidden]."""
+    def _end_prompt(self, state: ThinkerState) -> Ready[PromptReady]:
+        context = state.mind.memory.context
+        if state.prompt_source is PromptSource.OWN and self._limits.is_shared:
+            self.prompts.keep(state.prompt.key, context.prompt)
+        state.shared_embeds = self._embed(())
+        is_hit = state.prompt_source is PromptSource.STORED
+        return Ready(PromptReady(context.num_tokens, state.max_tokens, is_hit))
+
+    def _start_units(self) -> dict[str, AntiphonError]:
+        """Encode the units that have come in, all sessions together, and begin to decide on them."""
+        failed: dict[str, AntiphonError] = {}
+        due, self._due = self._due, {}
+        rows = [UnitRow(state.senses, unit.heard, state.session.max_slices) for state, unit in due.values()]
+        encoded = self._senses.embed_units(rows) if rows else []
+        for (session_id, (state, unit)), embeds in zip(due.items(), encoded, strict=True):
+            if isinstance(embeds, AntiphonError):
+                failed[session_id] = embeds
+                continue
+            work = self._decider.decide(state.mind, embeds, unit.deadline_s)
+            self._decider.loop.add(session_id, work, unit.deadline_s)
+        return failed
+
+    def _check(self, state: ThinkerState, heard: UnitInput) -> None:
         session, num_tokens = state.session, state.mind.memory.context.num_tokens
-        if len(heard.pictures) > session.max_pictures:
-            raise InputError(f"a unit has {len(heard.pictures)} pictures; this session takes {session.max_pictures}")
-        max_unit_tokens = self._max_unit_tokens(session, len(heard.pictures))
+        check_limits(heard, session, self._tokenizer)
+        max_unit_tokens = self._max_unit_tokens(session, len(heard.pictures), len(heard.text_ids))
         if num_tokens + max_unit_tokens > state.max_tokens:
             raise ContextLengthExceeded(
                 f"the context holds {num_tokens} of {state.max_tokens} tokens and the next unit may take "
                 f"{max_unit_tokens}; use a sliding window for calls of any length"
             )
-        return self._senses.embed_unit(state.senses, heard, session.max_slices)
+
+    def _check_room(self, retained: Retained) -> None:
+        session = retained.session
+        max_tokens = self._max_tokens(session, retained.num_prompt_tokens)
+        max_unit_tokens = self._max_unit_tokens(session, session.max_pictures, session.max_text_tokens)
+        if retained.num_tokens + max_unit_tokens > max_tokens:
+            raise ContextLengthExceeded(
+                f"the context to be rebuilt holds {retained.num_tokens} of {max_tokens} tokens and the next unit may "
+                f"take {max_unit_tokens}; open the session anew"
+            )
 
     def _read_prompt(self, session: ThinkerSession) -> PromptParts:
         prefix, suffix = (self._tokenizer.encode(text) for text in (session.prompt.prefix, session.prompt.suffix))
@@ -180,7 +309,7 @@ class ThinkerStage:
 
     def _max_tokens(self, session: ThinkerSession, num_prompt_tokens: int) -> int:
         """The most tokens that the session's context ever holds. Raises: PromptTooLong."""
-        max_unit_tokens = self._max_unit_tokens(session, session.max_pictures)
+        max_unit_tokens = self._max_unit_tokens(session, session.max_pictures, session.max_text_tokens)
         room = session.window.max_prompt_tokens(max_unit_tokens, self._decider.max_context_tokens)
         limit = min(room, self._limits.max_tokens)
         if num_prompt_tokens > limit:
@@ -190,5 +319,6 @@ class ThinkerStage:
             )
         return session.window.peak_tokens(num_prompt_tokens, max_unit_tokens)
 
-    def _max_unit_tokens(self, session: ThinkerSession, num_pictures: int) -> int:
-        return self._senses.num_input_tokens(num_pictures, session.max_slices) + session.duplex.max_output_tokens
+    def _max_unit_tokens(self, session: ThinkerSession, num_pictures: int, num_text_tokens: int) -> int:
+        num_input_tokens = self._senses.num_input_tokens(num_pictures, session.max_slices, num_text_tokens)
+        return num_input_tokens + session.duplex.max_output_tokens

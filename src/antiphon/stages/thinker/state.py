@@ -10,6 +10,7 @@ from torch import Tensor
 from antiphon.core.context import Slide
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.messages import Handoff
+from antiphon.core.prompts import PromptCounts
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import SlideMode, WindowPolicy
 from antiphon.models.minicpmo.prompt import PromptText
@@ -20,8 +21,10 @@ class ThinkerSession:
     """Settings of a session, fully decided.
 
     reference: [n] float32 on the host, 16 kHz, the voice in the prompt; n = 0 for none.
-    max_pictures: in one unit. max_slices: items that a picture may be cut into besides the view; 1 for none.
-    seed: of its text draws.
+    max_pictures, max_text_tokens: in one unit.
+    max_slices: items that a picture may be cut into besides the view; 1 for none.
+    seed: of its text draws. deadline_s: when its caller should be able to speak, on the engine's clock.
+    keeps_inputs: the input embeddings of its units are kept as long as the units are, so that it can be moved.
     """
 
     session_id: str
@@ -31,10 +34,13 @@ class ThinkerSession:
     slide: SlideMode
     max_pictures: int
     max_slices: int
+    max_text_tokens: int
     duplex: DuplexConfig
     sampling: TextSampling
     draws: Draws
     seed: int
+    keeps_inputs: bool
+    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,12 @@ class UnitInput:
 
     samples: [UNIT_SAMPLES] float32 on the host, 16 kHz.
     pictures: RGB, in the order in which they were taken.
+    text_ids: what was typed, plain text; it is read after the sound.
     """
 
     samples: Tensor
     pictures: tuple[Image.Image, ...]
+    text_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,15 @@ class PromptDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReady:
+    """A session can hear. is_hit: another session's prompt could be used. max_tokens: its context never holds more."""
+
+    num_tokens: int
+    max_tokens: int
+    is_hit: bool
+
+
+@dataclass(frozen=True, slots=True)
 class UnitOutcome:
     """What one unit came to.
 
@@ -64,7 +81,7 @@ class UnitOutcome:
     handoffs: for the talker, one per turn that spoke in this unit.
     text: what can be shown of the words so far, whole characters only.
     slide: None when nothing was dropped.
-    num_context_tokens, retained_units, previous_ids: after the slide.
+    num_context_tokens, num_context_blocks, retained_units, previous_ids: after the slide.
     """
 
     unit: int
@@ -74,5 +91,17 @@ class UnitOutcome:
     text: str
     slide: Slide | None
     num_context_tokens: int
+    num_context_blocks: int
     retained_units: tuple[int, ...]
     previous_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerCounts:
+    """num_free_blocks: hold nothing. num_unreserved_blocks: promised to nobody. block_bytes: keys and values of one."""
+
+    prompts: PromptCounts
+    num_blocks: int
+    num_free_blocks: int
+    num_unreserved_blocks: int
+    block_bytes: int

@@ -1,0 +1,274 @@
+"""What an engine is made of: each stage with its networks on its device, and the place where it runs.
+
+A builder makes one stage from a checkpoint, in this process or another. Nothing runs here. Shown by
+tests/test_engine.py and tests/test_placements.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar, assert_never
+
+import torch
+from torch import Tensor
+
+from antiphon.config import EngineConfig, Placement, SessionConfig, StageConfig, check_window
+from antiphon.core.messages import CodecChunk, Handoff, HeardUnit, Retain, Spoken
+from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.flow import MelSynthesizer
+from antiphon.models.minicpmo.model import Model, Section, load_model
+from antiphon.models.minicpmo.tokens import load_tokenizer
+from antiphon.models.minicpmo.vocoder import Vocoder
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.runner.device import DTYPES, resolve_device
+from antiphon.runner.placed import Died, Here, Placed, Threaded
+from antiphon.runner.process import Builder, Separate
+from antiphon.stages.code2wav.renderer import Renderer, rows_per_solve
+from antiphon.stages.code2wav.stage import Code2WavStage
+from antiphon.stages.code2wav.state import Code2WavCounts, Code2WavSession, Code2WavState
+from antiphon.stages.code2wav.voices import VoiceStore
+from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
+from antiphon.stages.paged import CacheConfig
+from antiphon.stages.talker.stage import TalkerStage, turn_cache
+from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
+from antiphon.stages.thinker.decider import Decider
+from antiphon.stages.thinker.rebuild import Retained
+from antiphon.stages.thinker.senses import Senses
+from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState
+from antiphon.stages.thinker.state import PromptReady, ThinkerCounts, ThinkerSession, UnitInput, UnitOutcome
+
+NUM_FLOW_STEPS = 10
+"""Euler steps of the vocoder's flow, as the reference's duplex default (REFERENCE 4.7)."""
+
+MessageT = TypeVar("MessageT")
+AnswerT = TypeVar("AnswerT")
+
+ThinkerMessage = Message[ThinkerSession | Retained, HeardUnit[UnitInput] | Retain]
+TalkerMessage = Message[TalkerSession, Handoff[Tensor]]
+Code2WavMessage = Message[Code2WavSession, CodecChunk]
+ThinkerAnswer = Answer[PromptReady, UnitOutcome | Retained, ThinkerCounts]
+TalkerAnswer = Answer[None, CodecChunk, TalkerCounts]
+Code2WavAnswer = Answer[None, Spoken[Tensor], Code2WavCounts]
+ThinkerLoop = StageLoop[
+    ThinkerSession | Retained,
+    HeardUnit[UnitInput] | Retain,
+    ThinkerState,
+    PromptReady,
+    UnitOutcome | Retained,
+    ThinkerCounts,
+]
+TalkerLoop = StageLoop[TalkerSession, Handoff[Tensor], TalkerState, None, CodecChunk, TalkerCounts]
+Code2WavLoop = StageLoop[Code2WavSession, CodecChunk, Code2WavState, None, Spoken[Tensor], Code2WavCounts]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerBuilder:
+    """folder: of the checkpoint. session: whose need the cache is sized for."""
+
+    folder: Path
+    config: EngineConfig
+    session: SessionConfig
+
+    @property
+    def device(self) -> torch.device:
+        return resolve_device(self.config.stages.thinker.device)
+
+    def build(self) -> ThinkerLoop:
+        """Raises: CheckpointError, ConfigError if the session's window does not fit the model."""
+        config, session, tokenizer = self.config, self.session, load_tokenizer(self.folder)
+        model = _load(self.folder, Section.THINKER, self.device, config)
+        senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision)
+        num_input_tokens = senses.num_input_tokens(session.max_pictures, session.max_slices, session.max_text_tokens)
+        max_unit_tokens = num_input_tokens + session.duplex.max_output_tokens
+        check_window(session.window, max_unit_tokens, model.config.thinker.max_position_tokens)
+        window_tokens = session.window.peak_tokens(config.max_prompt_tokens, max_unit_tokens)
+        cache = _times(config.max_calls, CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS))
+        limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
+        stage = ThinkerStage(senses, Decider(model.thinker, tokenizer, cache), tokenizer, limits)
+        return StageLoop(stage, Interruption.KEEPS_WORK)
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerBuilder:
+    """folder: of the checkpoint."""
+
+    folder: Path
+    config: EngineConfig
+
+    @property
+    def device(self) -> torch.device:
+        return resolve_device(self.config.stages.talker.device)
+
+    def build(self) -> TalkerLoop:
+        """Raises: CheckpointError."""
+        network = _load(self.folder, Section.TALKER, self.device, self.config).talker
+        cache = _times(self.config.max_speaking_calls, turn_cache(network.config.max_position_tokens))
+        return StageLoop(TalkerStage(network, cache), Interruption.VOIDS_WORK)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code2WavBuilder:
+    """folder: of the checkpoint. noise: [M, N] float32 on the host, what the flow starts from."""
+
+    folder: Path
+    config: EngineConfig
+    noise: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return resolve_device(self.config.stages.code2wav.device)
+
+    def build(self) -> Code2WavLoop:
+        """Raises: CheckpointError."""
+        device = self.device
+        if device.type == "cuda":
+            # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
+            torch.backends.cudnn.allow_tf32 = False
+        model = _load(self.folder, Section.VOCODER, device, self.config)
+        synthesizer = MelSynthesizer(model.flow, self.noise.to(device), NUM_FLOW_STEPS)
+        voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
+        stage = Code2WavStage(Renderer(synthesizer, Vocoder(model.hift), rows_per_solve(device)), voices, device)
+        return StageLoop(stage, Interruption.VOIDS_WORK)
+
+
+@dataclass(frozen=True, slots=True)
+class FromThinker:
+    answer: ThinkerAnswer | Died
+
+
+@dataclass(frozen=True, slots=True)
+class FromTalker:
+    answer: TalkerAnswer | Died
+
+
+@dataclass(frozen=True, slots=True)
+class FromCode2Wav:
+    answer: Code2WavAnswer | Died
+
+
+Inbox = SimpleQueue[FromThinker | FromTalker | FromCode2Wav | Callable[[], None]]
+"""Of an engine: what its stages answer and what other threads want its thread to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The three stages, each in its place."""
+
+    thinker: Placed[ThinkerMessage]
+    talker: Placed[TalkerMessage]
+    code2wav: Placed[Code2WavMessage]
+
+    @property
+    def all(self) -> tuple[Placed[ThinkerMessage], Placed[TalkerMessage], Placed[Code2WavMessage]]:
+        return self.thinker, self.talker, self.code2wav
+
+    @property
+    def are_idle(self) -> bool:
+        return all(stage.is_idle for stage in self.all)
+
+    def step(self) -> None:
+        for stage in self.all:
+            stage.step()
+
+    def stop(self) -> None:
+        for stage in self.all:
+            stage.stop()
+
+
+def assemble(folder: Path, config: EngineConfig, session: SessionConfig, flow_noise: Tensor, inbox: Inbox) -> Stages:
+    """Build the stages of an engine and start them.
+
+    folder: of the checkpoint. session: whose need the caches are sized for.
+    flow_noise: [M, N] float32 on the host, what all speech is made from.
+    Raises: CheckpointError, ConfigError.
+    """
+    thinker, talker = ThinkerBuilder(folder, config, session), TalkerBuilder(folder, config)
+    code2wav, placed = Code2WavBuilder(folder, config, flow_noise), config.stages
+    stages = Stages(
+        place("thinker", placed.thinker, thinker, lambda answer: inbox.put(FromThinker(answer))),
+        place("talker", placed.talker, talker, lambda answer: inbox.put(FromTalker(answer))),
+        place("code2wav", placed.code2wav, code2wav, lambda answer: inbox.put(FromCode2Wav(answer))),
+    )
+    try:
+        for stage in stages.all:
+            stage.start()
+    except BaseException:
+        stages.stop()
+        raise
+    return stages
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """What each stage has to know of a session."""
+
+    thinker: ThinkerSession
+    talker: TalkerSession
+    code2wav: Code2WavSession
+
+
+def stage_settings(
+    key: str, session: SessionConfig, reference: Tensor, voice: VoicePrompt, deadline_s: float
+) -> StageSettings:
+    """key: the session's name in messages. reference, voice: as in `Engine.begin`. deadline_s: to be ready."""
+    thinker = ThinkerSession(
+        session_id=key,
+        prompt=session.prompt,
+        reference=reference,
+        window=session.window,
+        slide=session.slide,
+        max_pictures=session.max_pictures,
+        max_slices=session.max_slices,
+        max_text_tokens=session.max_text_tokens,
+        duplex=session.duplex,
+        sampling=session.text,
+        draws=session.draws,
+        seed=_stream_seed(session.seed, _Stream.TEXT),
+        keeps_inputs=session.keeps_inputs,
+        deadline_s=deadline_s,
+    )
+    talker = TalkerSession(key, session.codec, session.draws, _stream_seed(session.seed, _Stream.CODEC))
+    code2wav = Code2WavSession(key, voice, session.draws, _stream_seed(session.seed, _Stream.SOURCE))
+    return StageSettings(thinker, talker, code2wav)
+
+
+def place(
+    name: str,
+    config: StageConfig,
+    builder: Builder[MessageT, AnswerT],
+    emit: Callable[[AnswerT | Died], None],
+) -> Placed[MessageT]:
+    """Put a stage where it shall run; emit: is called with its answers, in whichever thread. Raises: as it is built."""
+    match config.placement:
+        case Placement.HERE:
+            return Here(builder.build(), emit)
+        case Placement.THREAD:
+            return Threaded(name, builder.build(), builder.device, emit)
+        case Placement.PROCESS:
+            return Separate(name, builder, emit)
+        case never:
+            assert_never(never)
+
+
+def _load(folder: Path, section: Section, device: torch.device, config: EngineConfig) -> Model:
+    return load_model(open_checkpoint(folder), {section: device}, DTYPES[config.dtype])
+
+
+def _times(number: int, one: CacheConfig) -> CacheConfig:
+    return CacheConfig(number * one.num_blocks, one.block_size)
+
+
+class _Stream(Enum):
+    """Independent random streams of one session."""
+
+    TEXT = 0
+    CODEC = 1
+    SOURCE = 2
+
+
+def _stream_seed(seed: int, stream: _Stream) -> int:
+    return len(_Stream) * seed + stream.value

@@ -1,0 +1,41 @@
+"""Numbers between host and device without a wait: up at once, down when somebody reads them.
+
+On a GPU both go through pinned memory, in order with the work of the current stream; elsewhere they are plain copies.
+Not an operator. Shown by tests/kernels/test_transfer.py and, on a GPU, by tests/test_cuda.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def upload(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; on a CPU it is the tensor itself."""
+    if device.type != "cuda":
+        return host.to(device)
+    # The allocator of pinned memory keeps the copy's source until the copy is done.
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+class Download:
+    """A tensor on its way to the host. Nobody may write to it afterwards."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._events: tuple[torch.cuda.Event, ...] = ()
+        self._host = tensor.detach()
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor.detach(), non_blocking=True)
+            self._events = (torch.cuda.current_stream(tensor.device).record_event(),)
+
+    @property
+    def is_there(self) -> bool:
+        """`read` would not wait."""
+        return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]  # torch's own lack
+
+    def read(self) -> Tensor:
+        """Wait for this copy, and for nothing that was launched after it."""
+        for event in self._events:
+            event.synchronize()
+        return self._host

@@ -1,0 +1,144 @@
+"""A stage in a process of its own, on a device of its own. Messages and answers travel pickled through a pipe.
+
+Arrays in messages are in host memory and go through the pipe as bytes: nothing is left behind in shared memory, however
+a process ends. The child builds its stage itself, so that no weights travel. Shown by tests/runner/test_process.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from antiphon.errors import AntiphonError, InternalError
+from antiphon.runner.device import own_stream
+from antiphon.runner.placed import Died, Loop, Stop, drive
+
+MessageT = TypeVar("MessageT")
+AnswerT = TypeVar("AnswerT")
+MessageT_contra = TypeVar("MessageT_contra", contravariant=True)
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+"""A child that has not ended by then is killed."""
+
+
+class Builder(Protocol[MessageT_contra, AnswerT]):
+    """Picklable; makes a stage where it is called."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def build(self) -> Loop[MessageT_contra, AnswerT]:
+        """Raises: AntiphonError."""
+
+
+class Separate(Generic[MessageT, AnswerT]):
+    """A stage in a process of its own."""
+
+    def __init__(self, name: str, builder: Builder[MessageT, AnswerT], emit: Callable[[AnswerT | Died], None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._theirs = theirs
+        self._emit = emit
+        self._is_stopping = False
+        self._process = context.Process(
+            target=_run, args=(builder, theirs, torch.get_num_threads()), name=f"antiphon {name}", daemon=True
+        )
+        self._reader = threading.Thread(target=self._read, name=f"antiphon {name} answers", daemon=True)
+
+    @property
+    def is_idle(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        self._process.start()
+        self._theirs.close()
+        try:
+            first = pickle.loads(self._pipe.recv_bytes())
+        except EOFError:
+            first = InternalError(f"{self._process.name} ended before its stage was built")
+        if isinstance(first, AntiphonError):
+            self._process.join()
+            raise first
+        self._reader.start()
+
+    def send(self, message: MessageT) -> None:
+        try:
+            self._pipe.send_bytes(pickle.dumps(message))
+        except OSError:
+            logger.debug("a message came too late for %s", self._process.name)  # the reader tells that it died
+
+    def step(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        if self._process.is_alive():
+            self._send_stop()
+            self._process.join(STOP_TIMEOUT_S)
+            self._process.kill()
+        if self._reader.is_alive():
+            self._reader.join()
+        self._pipe.close()
+
+    def _send_stop(self) -> None:
+        try:
+            self._pipe.send_bytes(pickle.dumps(Stop()))
+        except OSError:
+            logger.debug("%s has ended by itself", self._process.name)
+
+    def _read(self) -> None:
+        """Hand every answer on, until the process closes its end."""
+        while True:
+            try:
+                answer = pickle.loads(self._pipe.recv_bytes())
+            except (EOFError, OSError):
+                break
+            self._emit(answer)
+        if not self._is_stopping:
+            self._process.join()
+            self._emit(Died(f"{self._process.name} ended with status {self._process.exitcode}"))
+
+
+class _PipeInbox(Generic[MessageT]):
+    """The child's end of the pipe. Whoever closes the other end wants the stage to stop."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def empty(self) -> bool:
+        return not self._pipe.poll()
+
+    def get(self) -> MessageT | Stop:
+        try:
+            message: MessageT = pickle.loads(self._pipe.recv_bytes())
+        except EOFError:
+            return Stop()
+        return message
+
+
+def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int) -> None:
+    """What the process does. num_threads: of torch's, as in the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides when it ends
+    torch.set_num_threads(num_threads)
+
+    def tell(message: object) -> None:
+        pipe.send_bytes(pickle.dumps(message))
+
+    try:
+        loop = builder.build()
+    except AntiphonError as error:
+        tell(error)
+        return
+    tell(None)
+    with own_stream(builder.device):
+        drive(loop, _PipeInbox[MessageT](pipe), tell)

@@ -1,0 +1,164 @@
+"""What the device remembers of each session's draws, so that a drawn id is the next input without the host.
+
+A slot belongs to one session. Its newest draw becomes part of the penalty history when the next one says that it was
+taken: a draw that turns out void leaves no trace. Rules are in kernels/sampling. Shown by
+tests/stages/test_draw_table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from antiphon.kernels.transfer import upload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawSlot:
+    """A session's row of the table; known by identity, so that an old one never means its successor."""
+
+    row: int
+
+
+class Newest(Enum):
+    """What a slot's newest draw is to the one after it."""
+
+    TAKEN = "taken"
+    VOID = "void"
+    """It never happened."""
+    FORGOTTEN = "forgotten"
+    """Neither it nor anything before it: the history begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlace:
+    """Where a draw stands. window_tokens: ids that its history remembers."""
+
+    slot: DrawSlot
+    newest: Newest
+    window_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What R draws, no slot twice, come after.
+
+    history: [R, W] int64, the newest ids of each in any order; -1 for empty places.
+    last: [R] int64, each slot's newest draw, void ones too.
+    rows, num_recorded: [R] int64; ring: [R, W] int64; for `DrawTable.record`.
+    """
+
+    history: Tensor
+    last: Tensor
+    rows: Tensor
+    num_recorded: Tensor
+    ring: Tensor
+
+
+class DrawTable:
+    """Owns the slots and what stands in them. S rows, by doubling, of W history places, the largest window.
+
+    last, fed: [S] int64, the id that was drawn, and the one that the network is given for it.
+    is_recorded: [S] bool, whether the history remembers `last` once it is taken.
+    num_recorded: [S] int64, ids that came into the history since it began. ring: [S, W] int64.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: set[DrawSlot] = set()
+        self._free: list[int] = []
+        self._last = torch.zeros(0, dtype=torch.int64, device=device)
+        self._fed = torch.zeros(0, dtype=torch.int64, device=device)
+        self._is_recorded = torch.zeros(0, dtype=torch.bool, device=device)
+        self._num_recorded = torch.zeros(0, dtype=torch.int64, device=device)
+        self._ring = torch.zeros((0, 1), dtype=torch.int64, device=device)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def take(self, window_tokens: int) -> DrawSlot:
+        """A slot for a session whose history remembers so many ids. Its first draw comes after Newest.FORGOTTEN."""
+        num_rows, width = self._ring.shape
+        if not self._free:
+            self._free = list(range(num_rows, max(1, 2 * num_rows)))
+        self._resize(max(num_rows, max(self._free) + 1), max(width, window_tokens))
+        slot = DrawSlot(self._free.pop())
+        self._held.add(slot)
+        return slot
+
+    def give_back(self, slot: DrawSlot) -> None:
+        """End a slot's use, whatever is still on its way; idempotent."""
+        if slot in self._held:
+            self._held.remove(slot)
+            self._free.append(slot.row)
+
+    def past(self, places: Sequence[DrawPlace]) -> Past:
+        """What the next draw of each slot sees; changes nothing."""
+        rows, windows, is_taken, is_anew = self._columns(places)
+        last = self._last[rows]
+        is_new = is_taken.bool() & self._is_recorded[rows]
+        num_before = self._num_recorded[rows].masked_fill(is_anew.bool(), 0)
+        ring, at = self._ring[rows], (num_before % windows)[:, None]
+        ring = ring.scatter(1, at, torch.where(is_new[:, None], last[:, None], ring.gather(1, at)))
+        num_recorded = num_before + is_new
+        is_empty = torch.arange(ring.shape[1], device=self._device) >= num_recorded.minimum(windows)[:, None]
+        return Past(ring.masked_fill(is_empty, -1), last, rows, num_recorded, ring)
+
+    def record(self, past: Past, ids: Tensor, is_recorded: Tensor, fed: Tensor) -> None:
+        """Make these draws the newest of their slots, and what they came after final.
+
+        ids, fed: [R] int64; is_recorded: [R] bool; one per row of `past`.
+        """
+        self._last[past.rows] = ids
+        self._fed[past.rows] = fed
+        self._is_recorded[past.rows] = is_recorded
+        self._num_recorded[past.rows] = past.num_recorded
+        self._ring[past.rows] = past.ring
+
+    def fed(self, slots: Sequence[DrawSlot]) -> Tensor:
+        """What the network is given for each slot's newest draw, [len(slots)] int64."""
+        assert self._held.issuperset(slots), "a slot was given back and is still fed from"
+        rows = torch.tensor([slot.row for slot in slots], dtype=torch.int64)
+        return self._fed[upload(rows, self._device)]
+
+    def recall(self, place: DrawPlace) -> tuple[int, ...]:
+        """The history that a slot's next draw would see, oldest first. Waits for the device."""
+        past = self.past([place])
+        num_recorded, ring = int(past.num_recorded), past.ring[0, : place.window_tokens].tolist()
+        start = num_recorded % place.window_tokens if num_recorded > place.window_tokens else 0
+        return tuple((ring[start:] + ring[:start])[: min(num_recorded, place.window_tokens)])
+
+    def restore(self, slot: DrawSlot, history: tuple[int, ...]) -> None:
+        """Let a new slot have a history, oldest first, no longer than its window. Its first draw comes after VOID."""
+        self._ring[slot.row, : len(history)] = upload(torch.tensor(history, dtype=torch.int64), self._device)
+        self._num_recorded[slot.row] = len(history)
+
+    def _columns(self, places: Sequence[DrawPlace]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Row, window, whether the newest draw was taken, whether the history begins anew: each [R] int64."""
+        assert self._held.issuperset(place.slot for place in places), "a slot was given back and still draws"
+        rows = [place.slot.row for place in places]
+        assert len(set(rows)) == len(rows), f"a slot draws twice in one step: {rows}"
+        columns = [
+            rows,
+            [place.window_tokens for place in places],
+            [place.newest is Newest.TAKEN for place in places],
+            [place.newest is Newest.FORGOTTEN for place in places],
+        ]
+        at, windows, is_taken, is_anew = upload(torch.tensor(columns, dtype=torch.int64), self._device)
+        return at, windows, is_taken, is_anew
+
+    def _resize(self, num_rows: int, width: int) -> None:
+        """Make room; what is there keeps its place, as a session's ring uses the first places of its row only."""
+        num_more = num_rows - self._ring.shape[0]
+        if num_more or width > self._ring.shape[1]:
+            self._ring = F.pad(self._ring, (0, width - self._ring.shape[1], 0, num_more))
+            self._last, self._fed, self._num_recorded = (
+                F.pad(column, (0, num_more)) for column in (self._last, self._fed, self._num_recorded)
+            )
+            self._is_recorded = F.pad(self._is_recorded, (0, num_more))

@@ -1,0 +1,92 @@
+"""The networks of code2wav, small and with random weights: what a property test can afford."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from antiphon.models.minicpmo.flow import Flow, MelSynthesizer, draw_noise
+from antiphon.models.minicpmo.flow_cache import FlowCache
+from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
+from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
+from antiphon.models.minicpmo.hift_config import HiftConfig
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+
+CPU = torch.device("cpu")
+BINS = 4
+FLOW = FlowConfig(
+    vocab_size=5000,
+    num_mel_bins=BINS,
+    speaker_size=6,
+    cfg_rate=0.7,
+    encoder=EncoderConfig(
+        hidden_size=8,
+        num_token_layers=2,
+        num_frame_layers=1,
+        num_heads=2,
+        intermediate_size=12,
+        lookahead_tokens=3,
+        frames_per_token=2,
+    ),
+    estimator=EstimatorConfig(
+        in_channels=4 * BINS, hidden_size=6, num_layers=2, num_heads=2, head_dim=4, intermediate_size=10
+    ),
+)
+HIFT = HiftConfig(
+    num_mel_bins=BINS,
+    base_channels=16,
+    num_harmonics=9,
+    pitch_channels=6,
+    num_pitch_convs=2,
+    upsampling_kernels=(16, 11, 7),
+    source_resblock_kernels=(7, 7, 11),
+    resblock_kernels=(3, 5),
+)
+FLOW_NOISE_FRAMES = 400
+PITCH_HZ = 120.0
+
+
+def synthesizer(num_steps: int = 3, device: torch.device = CPU) -> MelSynthesizer:
+    flow = Flow(FLOW)
+    _randomise(flow, 0.3)
+    return MelSynthesizer(flow.to(device), draw_noise(BINS, 0, device)[:, :FLOW_NOISE_FRAMES], num_steps)
+
+
+def hift() -> Hift:
+    """With a voice of about `PITCH_HZ`, far from where voiced sound ends, and its weight norms folded."""
+    folded = unfolded_hift()
+    fold_weight_norms(folded)
+    return folded
+
+
+def unfolded_hift() -> Hift:
+    """As it comes from a checkpoint."""
+    hift = Hift(HIFT)
+    _randomise(hift, 0.4)
+    hift.f0_predictor.classifier.bias.fill_(PITCH_HZ)
+    return hift
+
+
+def prompt(num_tokens: int, *, seed: int = 0) -> VoicePrompt:
+    """A voice of random numbers that fits the small flow."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(FLOW.vocab_size, (num_tokens,), generator=generator)
+    mel = torch.randn(2 * num_tokens, BINS, generator=generator)
+    return VoicePrompt(tuple(tokens.tolist()), mel, torch.randn(FLOW.speaker_size, generator=generator))
+
+
+def tensors(cache: FlowCache) -> Iterator[Tensor]:
+    """All that a voice or a turn's speech remembers in the flow."""
+    encoder = cache.encoder
+    yield from (encoder.lookahead_tail, encoder.upsampling_tail)
+    for entries in (encoder.tokens, encoder.frames, *(step.frames for step in cache.steps)):
+        yield from (entries.keys, entries.values)
+    yield from (step.conv_tails for step in cache.steps)
+
+
+def _randomise(module: nn.Module, deviation: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for weight in module.requires_grad_(requires_grad=False).parameters():
+        weight.normal_(0, deviation, generator=generator)

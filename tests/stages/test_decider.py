@@ -1,0 +1,339 @@
+"""Units of the golden checkpoint's language model: what is drawn ahead and read late, and stopped at any time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import build
+from antiphon.core.duplex import DuplexConfig, DuplexTokens, UnitDecisions
+from antiphon.core.sampling import Draws, TextSampling
+from antiphon.core.window import BasicWindow, SlideMode
+from antiphon.errors import AntiphonError
+from antiphon.kernels.sampling.contract import TextRules
+from antiphon.kernels.sampling.op import sample_text
+from antiphon.models.minicpmo.model import Model
+from antiphon.models.minicpmo.prompt import PromptText
+from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.stepping import StepLoop
+from antiphon.stages.thinker.choosing import TextDraw
+from antiphon.stages.thinker.decider import Decider, DeciderState
+from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
+from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
+
+CACHE = CacheConfig(400)
+MAX_TOKENS = 400
+NUM_INPUT_TOKENS = 11
+SAMPLING = TextSampling(repetition_penalty=1.5, repetition_window_tokens=7, length_penalty=1.3)
+"""A history that is soon full and matters."""
+SESSION = ThinkerSession(
+    session_id="call",
+    prompt=PromptText("Talk.", ""),
+    reference=torch.empty(0),
+    window=BasicWindow(high_tokens=90, low_tokens=60),
+    slide=SlideMode.ROTATE_QUERY,
+    max_pictures=0,
+    max_slices=1,
+    duplex=DuplexConfig(max_decided_tokens=8, num_forced_listens=1),
+    sampling=SAMPLING,
+    draws=Draws.SAMPLED,
+    seed=0,
+    max_text_tokens=0,
+    keeps_inputs=False,
+    deadline_s=0.0,
+)
+NUM_UNITS = 12
+
+Ended = UnitOutcome | AntiphonError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def golden() -> Model:
+    return build.model(build.GOLDEN_CHECKPOINT)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return load_tokenizer(build.GOLDEN_CHECKPOINT)
+
+
+def session(number: int) -> ThinkerSession:
+    """Sessions that differ in everything that a choice depends on."""
+    return replace(
+        SESSION,
+        session_id=str(number),
+        slide=list(SlideMode)[number % 3],
+        sampling=replace(SAMPLING, repetition_window_tokens=3 + 2 * number, temperature=0.7 + 0.3 * number),
+        draws=Draws.MOST_LIKELY if number == 4 else Draws.SAMPLED,
+        seed=number,
+    )
+
+
+def heard(number: int, unit: int, size: int) -> Tensor:
+    """The input of a unit, [11, hidden]."""
+    return 0.05 * torch.randn(NUM_INPUT_TOKENS, size, generator=torch.Generator().manual_seed(1000 * number + unit))
+
+
+@dataclass(slots=True)
+class Talk:
+    """Sessions on one decider. heard: units of each so far."""
+
+    decider: Decider
+    states: dict[int, DeciderState] = field(default_factory=dict)
+    num_heard: dict[int, int] = field(default_factory=dict)
+
+    def open(self, number: int, settings: ThinkerSession) -> DeciderState:
+        state = self.decider.open(settings, MAX_TOKENS)
+        build.run_alone(self.decider.loop, self.decider.prompt(state, self.decider.embed((1, 2, 3)), ()))
+        self.states[number], self.num_heard[number] = state, 0
+        return state
+
+    def start(self, number: int) -> None:
+        state = self.states[number]
+        size = self.decider.embed(()).shape[1]
+        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0)
+        self.num_heard[number] += 1
+        self.decider.loop.add(state.session.session_id, work, 0.0)
+
+    def finish(self) -> dict[str, UnitOutcome]:
+        """What all started units come to."""
+        ends: dict[str, UnitOutcome] = {}
+        while not self.decider.loop.is_idle:
+            for end in self.decider.loop.step():
+                assert isinstance(end.result, UnitOutcome)
+                ends[end.session_id] = end.result
+        return ends
+
+    def live(self, number: int) -> UnitOutcome:
+        self.start(number)
+        (outcome,) = self.finish().values()
+        return outcome
+
+
+def talk(golden: Model, tokenizer: TextTokenizer) -> Talk:
+    return Talk(Decider(golden.thinker, tokenizer, CACHE))
+
+
+class Patient:
+    """The same session by the plain rules: one row after the other, each choice read before the next row."""
+
+    def __init__(self, golden: Model, tokenizer: TextTokenizer, settings: ThinkerSession) -> None:
+        network = golden.thinker
+        self.network, self.tokenizer, self.settings = network, tokenizer, settings
+        decoder = PagedDecoder(network, network.config.decoder, CACHE, build.CPU, torch.float32)
+        self.loop: StepLoop[TextDraw, object] = StepLoop(decoder, build.NoDraws())
+        self.memory = ThinkerMemory(network, decoder, settings.window, settings.slide, MAX_TOKENS)
+        self.history: deque[int] = deque(maxlen=settings.sampling.repetition_window_tokens)
+        self.num_draws = self.num_units = 0
+        self.is_turn_open = False
+        build.run_alone(self.loop, self.memory.feed_prompt(network.embed_ids((1, 2, 3))))
+
+    def feed(self, embeds: Tensor) -> Tensor:
+        steps: MemorySteps[Tensor] = self.memory.feed(embeds)
+        states = build.run_alone(self.loop, steps)
+        assert isinstance(states, Tensor)
+        return states[-1:]
+
+    def choose(self, state: Tensor) -> int:
+        special, sampling = self.tokenizer.special, self.settings.sampling
+        forbidden = torch.zeros(self.network.config.vocab_size, dtype=torch.bool)
+        forbidden[list(special.forbidden)] = True
+        rules = TextRules(
+            forbidden=forbidden,
+            chunk_eos=special.duplex.chunk_eos,
+            turn_eos=special.duplex.turn_eos,
+            listen=special.duplex.listen,
+            history=torch.tensor([[*self.history]], dtype=torch.int64),
+            repetition_penalty=torch.tensor([sampling.repetition_penalty]),
+            length_penalty=torch.tensor([sampling.length_penalty]),
+            listen_scale=torch.tensor([sampling.listen_scale]),
+            listen_top_k=torch.tensor([sampling.listen_top_k]),
+            is_greedy=torch.tensor([self.settings.draws is Draws.MOST_LIKELY]),
+            temperature=torch.tensor([sampling.temperature]),
+            top_k=torch.tensor([sampling.top_k]),
+            top_p=torch.tensor([sampling.top_p]),
+            seeds=torch.tensor([self.settings.seed]),
+            counters=torch.tensor([self.num_draws]),
+        )
+        choice = sample_text(self.network.logits(state), rules)
+        self.num_draws += 1
+        if bool(choice.is_recorded):
+            self.history.append(int(choice.ids))
+        return int(choice.ids)
+
+    def live(self, embeds: Tensor) -> tuple[tuple[int, ...], list[Tensor]]:
+        """The unit's tokens, and the states of what the talker is given."""
+        duplex = self.settings.duplex
+        unit = UnitDecisions(
+            self.tokenizer.special.duplex,
+            duplex,
+            is_turn_open=self.is_turn_open,
+            is_forced_listen=self.num_units < duplex.num_forced_listens,
+        )
+        state = self.feed(embeds)
+        states: list[Tensor] = []
+        while not unit.is_done and (token := unit.take(self.choose(state))) is not None:
+            state = self.feed(self.network.embed_ids((token,)))
+            states.append(state)
+        self.feed(self.network.embed_ids(unit.closing_ids))
+        words = self.tokenizer.text_ids(unit.previous_ids())
+        build.run_alone(self.loop, self.memory.close_unit(self.num_units, words))
+        self.num_units += 1
+        self.is_turn_open = unit.is_turn_open
+        hidden = [states[row] for said in unit.utterances() for row in said.rows]
+        return (*unit.fed, *unit.closing_ids), hidden
+
+
+@pytest.mark.parametrize("is_crowd", [False, True], ids=["alone", "in a crowd"])
+def test_units_are_those_of_a_session_that_waits_for_every_choice(
+    golden: Model, tokenizer: TextTokenizer, *, is_crowd: bool
+) -> None:
+    talks = talk(golden, tokenizer)
+    patients = [Patient(golden, tokenizer, session(number)) for number in range(6)]
+    for number in range(6):
+        talks.open(number, session(number))
+    num_late, num_full, num_slides = 0, 0, 0
+    for unit in range(NUM_UNITS):
+        outcomes: dict[str, UnitOutcome] = {}
+        for number in range(6):
+            talks.start(number)
+            if not is_crowd:
+                outcomes |= talks.finish()
+        outcomes |= talks.finish()
+        for number, patient in enumerate(patients):
+            outcome = outcomes[str(number)]
+            tokens, hidden = patient.live(heard(number, unit, golden.thinker.config.decoder.hidden_size))
+            assert outcome.token_ids == tokens
+            got = [state for handoff in outcome.handoffs for state in handoff.hidden]
+            for state, wanted in zip(got, hidden, strict=True):
+                torch.testing.assert_close(state, wanted[0], rtol=1e-3, atol=1e-4)
+            assert talks.states[number].num_draws == patient.num_draws
+            assert outcome.num_context_tokens == patient.memory.context.num_tokens
+            num_late += len(tokens) > 3
+            num_full += len(tokens) == SESSION.duplex.max_output_tokens
+            num_slides += outcome.slide is not None
+    assert min(num_late, num_full, num_slides) > 3, "the checkpoint did not do all that is compared"
+
+
+def test_a_unit_takes_a_step_for_its_input_each_decision_and_its_close_and_none_to_find_its_end(
+    golden: Model, tokenizer: TextTokenizer
+) -> None:
+    talks = talk(golden, tokenizer)
+    limit = SESSION.duplex.max_decided_tokens
+    kinds: set[str] = set()
+    for number in (0, 1, 3, 4):  # number 2 computes its units anew, in steps of their own
+        talks.open(number, session(number))
+        for unit in range(NUM_UNITS):
+            talks.start(number)
+            num_steps = 0
+            while not talks.decider.loop.is_idle:
+                ends = talks.decider.loop.step()
+                num_steps += 1
+            assert isinstance(ends[0].result, UnitOutcome)
+            num_fed = len(ends[0].result.token_ids) - 2
+            kind = "listens" if not num_fed else "is full" if num_fed == limit - 1 else "ends late"
+            # A terminator that is read late was fed by the row that would have gone on.
+            assert num_steps == {"listens": 2, "is full": 2 + num_fed, "ends late": 3 + num_fed}[kind], (kind, unit)
+            kinds.add(kind)
+    assert kinds == {"listens", "is full", "ends late"}
+
+
+def speaking(golden: Model, tokenizer: TextTokenizer, number: int, unit: int) -> Talk:
+    """A session after so many units."""
+    talks = talk(golden, tokenizer)
+    talks.open(number, replace(session(number), duplex=replace(SESSION.duplex, num_forced_listens=0)))
+    for _ in range(unit):
+        talks.live(number)
+    return talks
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_interruption_at_any_step_ends_the_unit_there_and_its_turn_and_nobody_hears_it(
+    golden: Model, tokenizer: TextTokenizer, number: int
+) -> None:
+    special = tokenizer.special.duplex
+    num_cut = num_left_open = 0
+    for unit in (1, 2, 4):
+        whole = speaking(golden, tokenizer, number, unit).live(number)
+        fed = whole.token_ids[:-2]
+        for num_steps in range(len(fed) + 4):
+            talks = speaking(golden, tokenizer, number, unit)
+            state = talks.states[number]
+            turn, was_speaking, was_open = state.turn, state.is_speaking, state.is_turn_open
+            talks.start(number)
+            for _ in range(num_steps):
+                talks.decider.loop.step()
+            if talks.decider.loop.is_idle:
+                break
+            talks.decider.interrupt(state, epoch=state.epoch + 1)
+            assert (state.epoch, state.turn, state.num_handoffs) == (1, turn + was_speaking, 0)
+            (outcome,) = talks.finish().values()
+            assert (outcome.handoffs, outcome.text) == ((), "")
+            if outcome.token_ids != whole.token_ids:
+                # The first decision is read before the next row; later ones are one row ahead of what is read.
+                num_decisions = 1 if num_steps < 2 else num_steps + 1
+                assert num_decisions in decisions_kept(outcome, whole, special, was_open=was_open)
+                num_cut += 1
+            state.memory.context.check()
+            # Only a turn that the closing tokens left open is still to be closed.
+            assert state.is_interrupted is state.is_turn_open
+            if state.is_turn_open:
+                num_left_open += 1
+                after = talks.live(number)
+                assert after.token_ids == (special.turn_eos, special.listen, special.unit_end)
+            assert not state.is_turn_open
+            check_next_answer(talks, number, turn + was_speaking)
+    assert num_cut
+    assert num_left_open
+
+
+def decisions_kept(outcome: UnitOutcome, whole: UnitOutcome, tokens: DuplexTokens, *, was_open: bool) -> Iterator[int]:
+    """With how many decisions of the whole unit, and the end of the turn, the interrupted one can be explained.
+
+    was_open: a turn was, before the unit.
+    """
+    fed, said = whole.token_ids[:-2], outcome.token_ids[:-2]
+    terminator = tokens.listen if set(said) <= {tokens.turn_eos} else tokens.chunk_eos
+    assert outcome.token_ids[-2:] == (terminator, tokens.unit_end)
+    for number in range(len(fed) + 1):
+        start = fed[:number]
+        is_open = start[-1] != tokens.turn_eos if start else was_open
+        if said == ((*start, tokens.turn_eos) if is_open else start):
+            yield number
+
+
+def check_next_answer(talks: Talk, number: int, turn: int) -> None:
+    """What is heard next is numbered from 0 in its epoch, as the next turn."""
+    for _ in range(NUM_UNITS):
+        handoffs = talks.live(number).handoffs
+        if handoffs:
+            assert [handoff.address.seq for handoff in handoffs] == list(range(len(handoffs)))
+            assert (handoffs[0].address.epoch, handoffs[0].address.turn) == (1, turn)
+            return
+
+
+def test_closing_at_any_step_gives_everything_back(golden: Model, tokenizer: TextTokenizer) -> None:
+    for num_steps in range(8):
+        talks = talk(golden, tokenizer)
+        state = talks.open(1, replace(session(1), duplex=replace(SESSION.duplex, num_forced_listens=0)))
+        talks.live(1)
+        talks.start(1)
+        for _ in range(num_steps):
+            talks.decider.loop.step()
+        talks.decider.close(state)
+        talks.decider.close(state)
+        assert talks.decider.loop.is_idle
+        assert talks.decider.chooser.table.num_held == 0
+        talks.decider.decoder.pool.check([])

@@ -1,0 +1,102 @@
+"""Live calls from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import build
+from antiphon.aio import AsyncEngine, AsyncSession
+from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
+from antiphon.core.duplex import DuplexConfig
+from antiphon.core.events import SessionEnded, SessionOpened, UnitDecided
+from antiphon.core.window import BasicWindow
+from antiphon.engine import Engine
+from antiphon.live import LiveEngine
+from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+
+SESSION = SessionConfig(window=BasicWindow(400, 300), duplex=DuplexConfig(num_forced_listens=1))
+NUM_UNITS = 4
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint: Path) -> Engine:
+    config = EngineConfig(everywhere("cpu", Placement.HERE), Dtype.FLOAT32, max_calls=4)
+    return Engine.load(open_checkpoint(tiny_checkpoint), config, SESSION)
+
+
+@pytest.fixture
+def live(engine: Engine) -> Iterator[LiveEngine]:
+    with LiveEngine(engine) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def voice(engine: Engine) -> VoicePrompt:
+    return build.voice(engine)
+
+
+async def talk(session: AsyncSession, seed: int) -> list[tuple[int, ...]]:
+    """The tokens of a caller's units, until it hangs up."""
+    for unit in range(NUM_UNITS):
+        session.send_audio(build.second(10 * seed + unit).samples)
+    decided: list[tuple[int, ...]] = []
+    last: object = None
+    async for last in session.happenings():
+        if isinstance(last, UnitDecided):
+            decided.append(last.token_ids)
+            if len(decided) == NUM_UNITS:
+                session.close()
+    assert isinstance(last, SessionEnded)
+    return decided
+
+
+def test_tasks_of_one_loop_talk_at_once_and_each_hears_its_own(live: LiveEngine, voice: VoicePrompt) -> None:
+    async def main() -> tuple[list[list[tuple[int, ...]]], list[list[tuple[int, ...]]]]:
+        running = AsyncEngine(live)
+
+        def call(seed: int) -> AsyncSession:
+            return running.open(f"caller {seed}", replace(SESSION, seed=seed), torch.empty(0), voice)
+
+        apart = [await talk(call(seed), seed) for seed in range(3)]
+        together = await asyncio.gather(*(talk(call(seed), seed) for seed in range(3)))
+        return apart, together
+
+    apart, together = asyncio.run(main())
+    assert together == apart
+    assert len(set(map(str, apart))) == 3
+
+
+def test_the_loop_is_free_while_the_engine_works(live: LiveEngine, voice: VoicePrompt) -> None:
+    async def main() -> int:
+        session = AsyncEngine(live).open("a", SESSION, torch.empty(0), voice)
+        talking = asyncio.create_task(talk(session, 1))
+        num_turns = 0
+        while not talking.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        return num_turns
+
+    assert asyncio.run(main()) > 100
+
+
+def test_counts_are_told_and_a_stopped_engine_ends_its_calls(engine: Engine, voice: VoicePrompt) -> None:
+    async def main() -> tuple[int, object]:
+        with LiveEngine(engine) as live:
+            running = AsyncEngine(live)
+            session = running.open("a", SESSION, torch.empty(0), voice)
+            happenings = session.happenings()
+            assert isinstance(await anext(happenings), SessionOpened)
+            counts = await running.survey()
+        return counts.thinker.num_sessions, await anext(happenings)
+
+    num_sessions, last = asyncio.run(main())
+    assert num_sessions == 1
+    assert isinstance(last, SessionEnded)
+    assert last.code == "engine_stopped"
