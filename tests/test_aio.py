@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 import build
 from antiphon.aio import AsyncEngine, AsyncSession
@@ -23,6 +23,7 @@ from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 SESSION = SessionConfig(window=BasicWindow(400, 300), duplex=DuplexConfig(num_forced_listens=1))
 NUM_UNITS = 4
+NO_REFERENCE = np.empty(0, np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def voice(engine: Engine) -> VoicePrompt:
 async def talk(session: AsyncSession, seed: int) -> list[tuple[int, ...]]:
     """The tokens of a caller's units, until it hangs up."""
     for unit in range(NUM_UNITS):
-        session.send_audio(build.second(10 * seed + unit).samples)
+        session.send_audio(build.second(10 * seed + unit).samples.numpy())
     decided: list[tuple[int, ...]] = []
     last: object = None
     async for last in session.happenings():
@@ -62,7 +63,7 @@ def test_tasks_of_one_loop_talk_at_once_and_each_hears_its_own(live: LiveEngine,
         running = AsyncEngine(live)
 
         def call(seed: int) -> AsyncSession:
-            return running.open(f"caller {seed}", replace(SESSION, seed=seed), torch.empty(0), voice)
+            return running.open(f"caller {seed}", replace(SESSION, seed=seed), NO_REFERENCE, voice)
 
         apart = [await talk(call(seed), seed) for seed in range(3)]
         together = await asyncio.gather(*(talk(call(seed), seed) for seed in range(3)))
@@ -75,7 +76,7 @@ def test_tasks_of_one_loop_talk_at_once_and_each_hears_its_own(live: LiveEngine,
 
 def test_the_loop_is_free_while_the_engine_works(live: LiveEngine, voice: VoicePrompt) -> None:
     async def main() -> int:
-        session = AsyncEngine(live).open("a", SESSION, torch.empty(0), voice)
+        session = AsyncEngine(live).open("a", SESSION, NO_REFERENCE, voice)
         talking = asyncio.create_task(talk(session, 1))
         num_turns = 0
         while not talking.done():
@@ -90,7 +91,7 @@ def test_counts_are_told_and_a_stopped_engine_ends_its_calls(engine: Engine, voi
     async def main() -> tuple[int, object]:
         with LiveEngine(engine) as live:
             running = AsyncEngine(live)
-            session = running.open("a", SESSION, torch.empty(0), voice)
+            session = running.open("a", SESSION, NO_REFERENCE, voice)
             happenings = session.happenings()
             assert isinstance(await anext(happenings), SessionOpened)
             counts = await running.survey()

@@ -40,8 +40,9 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "aio": ("config", "counts", "happenings", "live", *STAGES_AND_BELOW),
     "recording": ("errors", "units"),
     "timeline": ("core", "units"),
+    "voices": ("recording", *STAGES_AND_BELOW),
     "offline": ("config", "engine", "recording", *STAGES_AND_BELOW),
-    "server": ("config", "core.messages", "errors"),
+    "server": ("aio", "config", "core", "counts", "errors", "happenings", "units", "voices"),
     "bench": ("config", "engine", "offline", "recording", "runner.device", *STAGES_AND_BELOW),
     "__main__": (
         "bench",
@@ -53,6 +54,7 @@ LAYOUT: dict[str, tuple[str, ...]] = {
         "runner.device",
         "server",
         "timeline",
+        "voices",
         *STAGES_AND_BELOW,
     ),
 }

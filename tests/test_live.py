@@ -24,7 +24,7 @@ from antiphon.core.events import (
 )
 from antiphon.core.window import BasicWindow, OffWindow
 from antiphon.engine import Engine
-from antiphon.errors import AudioError, ImageError
+from antiphon.errors import AudioError, ImageError, InputError
 from antiphon.happenings import Happening, Speech
 from antiphon.live import MAX_WAITING_SAMPLES, LiveEngine, LiveSession
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
@@ -194,3 +194,38 @@ def test_stopping_the_engine_ends_every_call(engine: Engine, voice: VoicePrompt)
     with LiveEngine(engine) as running:
         again = running.open("0", SESSION, NO_REFERENCE, voice)
         assert isinstance(next(again.happenings()), SessionOpened)
+
+
+def test_a_second_that_must_be_answered_is(live: LiveEngine, voice: VoicePrompt) -> None:
+    listening = replace(SESSION, duplex=DuplexConfig(num_forced_listens=50))
+    session = live.open("a", listening, NO_REFERENCE, voice)
+    session.send_audio(sound(6, 3))
+    happened = read_units(session, 3)
+    session.ask()
+    session.send_audio(sound(7, 1))
+    (answered,) = [one for one in read_units(session, 1) if isinstance(one, UnitDecided)]
+    session.close()
+    assert all(one.is_listen for one in happened if isinstance(one, UnitDecided))
+    assert not answered.is_listen
+
+
+def test_words_are_read_with_the_next_second_and_as_words_only(live: LiveEngine, voice: VoicePrompt) -> None:
+    quiet = replace(SESSION, duplex=DuplexConfig(num_forced_listens=50), max_text_tokens=8)
+    session = live.open("a", quiet, NO_REFERENCE, voice)
+    sizes: list[int] = []
+    for text in ("", "hello", "<|listen|>", ""):
+        session.send_text(text)
+        session.send_audio(sound(8, 1))
+        (decided,) = [one for one in read_units(session, 1) if isinstance(one, UnitDecided)]
+        sizes.append(decided.num_context_tokens)
+    session.close()
+    added = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+    # The tiny tokenizer has one id per byte: five letters; eight of ten bytes, then the other two.
+    assert added == [13 + 5, 13 + 8, 13 + 2]
+
+
+def test_too_many_words_are_refused_where_they_are_sent(live: LiveEngine, voice: VoicePrompt) -> None:
+    session = live.open("a", replace(SESSION, max_text_tokens=8), NO_REFERENCE, voice)
+    with pytest.raises(InputError, match="81 more came; the limit is 80"):
+        session.send_text("x" * 81)
+    session.close()

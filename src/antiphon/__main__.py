@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -17,7 +16,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from antiphon import config
 from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
@@ -25,18 +23,18 @@ from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.engine import Call, Engine
-from antiphon.errors import AntiphonError, CheckpointError, ConfigError
+from antiphon.errors import AntiphonError, ConfigError
 from antiphon.inspection import inspect as inspect_checkpoint
 from antiphon.inspection import render
-from antiphon.models.minicpmo.checkpoint import VOICE_MODEL_FILES, Checkpoint, open_checkpoint
+from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, wrap
 from antiphon.models.minicpmo.tiny import write_tiny
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
-from antiphon.models.minicpmo.voice import VoicePreparer
 from antiphon.offline import NoCamera, PictureFolder, play
-from antiphon.recording import CallWriter, Channels, Recording, read_voice, to_input_rate
+from antiphon.recording import CallWriter, Channels, Recording, read_voice
 from antiphon.runner.device import resolve_device
 from antiphon.timeline import Timeline
+from antiphon.voices import VoiceBook
 
 DEFAULT_MODEL = "openbmb/MiniCPM-o-4_5"
 EXIT_BAD_INPUT = 1
@@ -124,7 +122,8 @@ def run(  # noqa: PLR0913 - one parameter per flag
         flags = WindowFlags(window, high, low, max_units, previous_tokens, max_tokens)
         flags.check()
         heard, camera = Recording(recording), NoCamera() if video is None else PictureFolder(video)
-        reference = None if voice is None else read_voice(voice)
+        if voice is not None:
+            read_voice(voice)
         torch_device = resolve_device(device)
         channels = Channels.MODEL if mono else Channels.CALLER_AND_MODEL
         with CallWriter(output, channels) as writer, _event_file(events) as log:
@@ -142,7 +141,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
             engine_config = EngineConfig(everywhere(device), _dtype(dtype, torch_device))
             _announce(checkpoint, session, device, engine_config)
             with Engine.load(checkpoint, engine_config, session) as engine:
-                call = _open_call(engine, checkpoint, session, reference)
+                call = _open_call(engine, checkpoint, session, voice)
                 last = _follow(play(heard, camera, call, writer), heard.num_units, log)
         console.print(f"wrote {output}", highlight=False, soft_wrap=True)
     if last.code != "completed":
@@ -234,29 +233,11 @@ def _announce(checkpoint: Checkpoint, session: SessionConfig, device: str, engin
         torch.set_num_threads(1)  # its tensors are so small that sharing one costs more than it saves
 
 
-def _open_call(
-    engine: Engine, checkpoint: Checkpoint, session: SessionConfig, reference: tuple[Tensor, int] | None
-) -> Call:
-    """reference: a voice's samples [channels, n] and rate, for the prompt and for the vocoder."""
-    samples, rate_hz = _default_voice() if reference is None else reference
-    prompt = _voice_preparer(checkpoint, engine.model.flow.num_mel_bins).prepare(samples, rate_hz)
-    in_prompt = torch.empty(0) if reference is None else to_input_rate(samples, rate_hz)
-    return engine.open("run", session, in_prompt, prompt)
-
-
-def _voice_preparer(checkpoint: Checkpoint, num_mel_bins: int) -> VoicePreparer:
-    if checkpoint.missing_voice_models:
-        raise CheckpointError(
-            f"{checkpoint.vocoder_folder} lacks {', '.join(checkpoint.missing_voice_models)}; a voice is computed with "
-            "them: add them from the released checkpoint"
-        )
-    speaker, tokens = (checkpoint.vocoder_folder / name for name in VOICE_MODEL_FILES)
-    return VoicePreparer(tokens, speaker, num_mel_bins)
-
-
-def _default_voice() -> tuple[Tensor, int]:
-    with as_file(files("antiphon") / "assets" / "default_voice.flac") as path:
-        return read_voice(path)
+def _open_call(engine: Engine, checkpoint: Checkpoint, session: SessionConfig, reference: Path | None) -> Call:
+    """reference: a recording of the voice, for the prompt and for the vocoder."""
+    book = VoiceBook(checkpoint)
+    voice = book.default() if reference is None else book.read(reference)
+    return engine.open("run", session, torch.from_numpy(voice.reference), voice.prompt)
 
 
 def _dtype(asked: Dtype | None, device: torch.device) -> Dtype:

@@ -1,7 +1,7 @@
-"""Live calls for asyncio: the same sessions, with happenings that are awaited instead of waited for.
+"""Live calls for asyncio, with numpy arrays: the same sessions, and happenings that are awaited instead of waited for.
 
 A thin adapter: sending never waits, so it is the same; what happens is handed from the engine's thread to the event
-loop's. Shown by tests/test_aio.py.
+loop's. Whoever uses it needs no torch. Shown by tests/test_aio.py.
 """
 
 from __future__ import annotations
@@ -9,22 +9,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from antiphon.config import SessionConfig
 from antiphon.core.events import SessionEnded
 from antiphon.counts import EngineCounts
 from antiphon.happenings import Happening
-from antiphon.live import LiveEngine, Ongoing, Sender
+from antiphon.live import LiveEngine, Sender
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
+Samples = NDArray[np.float32]
 
-class AsyncSession(Sender):
-    """One call for the tasks of one event loop: a sender, and what happens."""
 
-    def __init__(self, live: LiveEngine, ongoing: Ongoing, happened: asyncio.Queue[Happening]) -> None:
-        super().__init__(live, ongoing)
+class AsyncSession:
+    """One call for the tasks of one event loop. Everything sent is taken in order; SessionEnded happens last."""
+
+    def __init__(self, sender: Sender, happened: asyncio.Queue[Happening]) -> None:
+        self._sender = sender
         self._happened = happened
+
+    @property
+    def session_id(self) -> str:
+        return self._sender.session_id
+
+    def send_audio(self, samples: Samples) -> None:
+        """samples: [n] float32, 16 kHz, any n. Raises: as `Sender.send_audio`."""
+        self._sender.send_audio(torch.from_numpy(samples))
+
+    def send_picture(self, image: Image.Image) -> None:
+        """As `Sender.send_picture`."""
+        self._sender.send_picture(image)
+
+    def send_text(self, text: str) -> None:
+        """As `Sender.send_text`."""
+        self._sender.send_text(text)
+
+    def ask(self) -> None:
+        """As `Sender.ask`."""
+        self._sender.ask()
+
+    def interrupt(self) -> None:
+        """As `Sender.interrupt`."""
+        self._sender.interrupt()
+
+    def close(self) -> None:
+        """As `Sender.close`."""
+        self._sender.close()
 
     async def happenings(self) -> AsyncIterator[Happening]:
         """Everything that happens in the call until it has ended. For one reader."""
@@ -42,16 +75,16 @@ class AsyncEngine:
         self._live = live
         self._loop = asyncio.get_running_loop()
 
-    def open(self, session_id: str, config: SessionConfig, reference: Tensor, voice: VoicePrompt) -> AsyncSession:
-        """As `LiveEngine.open`."""
+    def open(self, session_id: str, config: SessionConfig, reference: Samples, voice: VoicePrompt) -> AsyncSession:
+        """As `LiveEngine.open`. reference: [n] float32, 16 kHz, the voice in the prompt; n = 0 for none."""
         happened: asyncio.Queue[Happening] = asyncio.Queue()
 
         def tell(happening: Happening) -> None:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(happened.put_nowait, happening)
 
-        ongoing = self._live.begin(session_id, config, reference, voice, tell)
-        return AsyncSession(self._live, ongoing, happened)
+        ongoing = self._live.begin(session_id, config, torch.from_numpy(reference), voice, tell)
+        return AsyncSession(Sender(self._live, ongoing), happened)
 
     async def survey(self) -> EngineCounts:
         """As `LiveEngine.survey`."""

@@ -80,6 +80,10 @@ class Sender:
         self._ongoing.typed.add(len(ids))
         self._live.call_soon(lambda: self._ongoing.read(ids))
 
+    def ask(self) -> None:
+        """Ask for an answer: the next second that is decided on may not just be listened to."""
+        self._live.call_soon(self._ongoing.ask)
+
     def interrupt(self) -> None:
         """Stop the present answer, wherever it is."""
         self._live.call_soon(self._ongoing.interrupt)
@@ -220,6 +224,7 @@ class Ongoing:
         )
         self._max_text_tokens = max_text_tokens
         self._text: tuple[int, ...] = ()
+        self._must_speak = False
         self.pictures: deque[Image.Image] = deque(maxlen=max_pictures)
         self._tell = tell
         self._sound = torch.empty(0)
@@ -245,7 +250,11 @@ class Ongoing:
             self.pictures.clear()
             text, self._text = self._text[: self._max_text_tokens], self._text[self._max_text_tokens :]
             self.typed.take(len(text))
-            self._call.hear(UnitInput(second, pictures, text))
+            must_speak, self._must_speak = self._must_speak, False
+            self._call.hear(UnitInput(second, pictures, text, must_speak))
+
+    def ask(self) -> None:
+        self._must_speak = True
 
     def read(self, ids: tuple[int, ...]) -> None:
         self._text += ids

@@ -242,6 +242,7 @@ def _sampler(model: Model, name: str, case: SamplerCase, logits: Tensor) -> Outc
         length_penalty=torch.tensor([case.length_penalty]),
         listen_scale=torch.tensor([case.listen_prob_scale]),
         listen_top_k=torch.tensor([case.listen_top_k or 0]),
+        must_speak=torch.tensor([False]),
         is_greedy=torch.tensor([True]),
         temperature=torch.tensor([1.0]),
         top_k=torch.tensor([logits.shape[0]]),
@@ -282,7 +283,9 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
     conditions: list[Tensor] = []
     for unit, embeds in zip(case.units, want["unit_embeds"].chunk(len(case.units)), strict=True):
         start = state.memory.embed((model.tokenizer.special.duplex.unit_start,))
-        outcome = build.run_alone(decider.loop, decider.decide(state, torch.cat([start, embeds]), deadline_s=0.0))
+        outcome = build.run_alone(
+            decider.loop, decider.decide(state, torch.cat([start, embeds]), deadline_s=0.0, must_speak=False)
+        )
         assert isinstance(outcome, UnitOutcome)
         _compare_unit(compared, model, outcome, unit)
         if not unit.is_listen:

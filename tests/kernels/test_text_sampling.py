@@ -31,6 +31,7 @@ class Row:
     length_penalty: float = 1.0
     listen_scale: float = 1.0
     listen_top_k: int = 0
+    must_speak: bool = False
     is_greedy: bool = True
     temperature: float = 1.0
     top_k: int = V
@@ -68,6 +69,7 @@ def rules_of(rows: Sequence[Row]) -> TextRules:
         length_penalty=column([row.length_penalty for row in rows]),
         listen_scale=column([row.listen_scale for row in rows]),
         listen_top_k=column([row.listen_top_k for row in rows], torch.int64),
+        must_speak=column([row.must_speak for row in rows], torch.bool),
         is_greedy=column([row.is_greedy for row in rows], torch.bool),
         temperature=column([row.temperature for row in rows]),
         top_k=column([row.top_k for row in rows], torch.int64),
@@ -118,10 +120,12 @@ def plain(row: Row) -> Choice:
         is_chunk_eos = first_largest(row.logits) == CHUNK_EOS
     else:
         is_chunk_eos = uniform(seed, 2 * counter + 1).item() < softmax(row.logits)[CHUNK_EOS]
-    if is_chunk_eos:
+    if is_chunk_eos and not row.must_speak:
         return Choice(CHUNK_EOS, is_recorded=False)
     scores = penalised(row)
-    if sum(score > scores[LISTEN] for score in scores) < row.listen_top_k:
+    if row.must_speak:
+        scores[LISTEN] = -math.inf
+    elif sum(score > scores[LISTEN] for score in scores) < row.listen_top_k:
         return Choice(LISTEN, is_recorded=False)
     if row.is_greedy:
         return Choice(first_largest(scores))
@@ -149,6 +153,7 @@ def random_rows(seed: int) -> list[Row]:
             length_penalty=real(0.8, 1.5),
             listen_scale=real(0.5, 2),
             listen_top_k=max(0, whole(-6, 3)),
+            must_speak=whole(0, 3) == 0,
             is_greedy=whole(0, 3) == 0,
             temperature=real(0.3, 2),
             top_k=whole(1, V + 3),

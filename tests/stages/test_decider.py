@@ -103,7 +103,7 @@ class Talk:
     def start(self, number: int) -> None:
         state = self.states[number]
         size = self.decider.embed(()).shape[1]
-        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0)
+        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0, must_speak=False)
         self.num_heard[number] += 1
         self.decider.loop.add(state.session.session_id, work, 0.0)
 
@@ -160,6 +160,7 @@ class Patient:
             length_penalty=torch.tensor([sampling.length_penalty]),
             listen_scale=torch.tensor([sampling.listen_scale]),
             listen_top_k=torch.tensor([sampling.listen_top_k]),
+            must_speak=torch.tensor([False]),
             is_greedy=torch.tensor([self.settings.draws is Draws.MOST_LIKELY]),
             temperature=torch.tensor([sampling.temperature]),
             top_k=torch.tensor([sampling.top_k]),

@@ -7,6 +7,7 @@
   4. the length penalty on turn_eos;
   5. the listen scale; listen at once if fewer than listen_top_k ids are above it;
   6. greedy: the argmax; else temperature, top-k, top-p, and a draw.
+A row that must speak, which the reference does not know, skips 1 and 5; listen is forbidden in it like the ids of 2.
 `sample_codec` (talker, REFERENCE 8.2): temperature; penalty ** count over the history, sign-aware; EOS to -inf while
 the chunk may not end; a draw from the whole distribution.
 

@@ -12,11 +12,12 @@ from antiphon.kernels.sampling.draws import gumbel, uniform
 def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
     """Shapes and meaning as in `op.sample_text`."""
     raw = logits.float()
-    is_chunk_eos = _chooses_chunk_eos(raw, rules)
+    is_chunk_eos = _chooses_chunk_eos(raw, rules) & ~rules.must_speak
     scores = _penalised(raw.masked_fill(rules.forbidden, -torch.inf), rules)
-    listen_scores = scores[:, rules.listen]
+    listen_scores = scores[:, rules.listen].masked_fill(rules.must_speak, -torch.inf)
+    scores[:, rules.listen] = listen_scores
     rank = (scores > listen_scores[:, None]).sum(-1)
-    is_forced_listen = rank < rules.listen_top_k
+    is_forced_listen = (rank < rules.listen_top_k) & ~rules.must_speak
     drawn = _truncated(scores / rules.temperature[:, None], rules)
     drawn = drawn + gumbel(rules.seeds, 2 * rules.counters, drawn.shape[-1])
     chosen = torch.where(rules.is_greedy, scores.argmax(-1), drawn.argmax(-1))

@@ -32,12 +32,13 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TextDraw:
-    """How one session chooses its next token. seed, counter: of the random numbers."""
+    """How one session chooses its next token. must_speak: not listen. seed, counter: of the random numbers."""
 
     sampling: TextSampling
     draws: Draws
     place: DrawPlace
     turn: Turn
+    must_speak: bool
     seed: int
     counter: int
 
@@ -96,11 +97,13 @@ class TextChooser:
                 [draw.draws is Draws.MOST_LIKELY for draw in draws],
                 [draw.turn is Turn.OPEN for draw in draws],
                 [draw.turn is Turn.BY_LAST for draw in draws],
+                [draw.must_speak for draw in draws],
             ],
             dtype=torch.int64,
         )
         repetition, length, listen_scale, temperature, top_p = upload(fractions, self._device)
-        listen_top_k, top_k, seeds, counters, is_greedy, is_open, follows_last = upload(numbers, self._device)
+        *columns, is_open, follows_last, must_speak = upload(numbers, self._device)
+        listen_top_k, top_k, seeds, counters, is_greedy = columns
         rules = TextRules(
             forbidden=self._forbidden,
             chunk_eos=self._special.duplex.chunk_eos,
@@ -111,6 +114,7 @@ class TextChooser:
             length_penalty=length,
             listen_scale=listen_scale,
             listen_top_k=listen_top_k,
+            must_speak=must_speak.bool(),
             is_greedy=is_greedy.bool(),
             temperature=temperature,
             top_k=top_k,

@@ -113,10 +113,10 @@ class Decider:
         state.num_handoffs = 0
         state.text.finish()
 
-    def decide(self, state: DeciderState, embeds: Tensor, deadline_s: float) -> DeciderSteps:
+    def decide(self, state: DeciderState, embeds: Tensor, deadline_s: float, *, must_speak: bool) -> DeciderSteps:
         """Run one unit: its input, its decisions, its close, the slide.
 
-        embeds: [n, hidden], the unit's input. deadline_s: of what is said in it.
+        embeds: [n, hidden], the unit's input. deadline_s: of what is said in it. must_speak: it may not just listen.
         Raises: ContextLengthExceeded or ResourceExhausted; then the unit stays open and the session must end.
         """
         memory, unit, epoch = state.memory, state.num_units, state.epoch
@@ -124,9 +124,10 @@ class Decider:
             self._special.duplex,
             state.session.duplex,
             is_turn_open=state.is_turn_open,
-            is_forced_listen=state.is_interrupted or unit < state.session.duplex.num_forced_listens,
+            is_forced_listen=state.is_interrupted
+            or (unit < state.session.duplex.num_forced_listens and not must_speak),
         )
-        states = yield from self._run(state, decisions, embeds)
+        states = yield from self._run(state, decisions, embeds, must_speak=must_speak)
         if not decisions.is_done:
             decisions.interrupt()
         utterances = decisions.utterances() if state.epoch == epoch else ()
@@ -156,7 +157,9 @@ class Decider:
             previous_ids=memory.context.previous,
         )
 
-    def _run(self, state: DeciderState, decisions: UnitDecisions, embeds: Tensor) -> MemorySteps[list[Tensor]]:
+    def _run(
+        self, state: DeciderState, decisions: UnitDecisions, embeds: Tensor, *, must_speak: bool
+    ) -> MemorySteps[list[Tensor]]:
         """Feed the unit's input, then sample and feed until the unit is done or interrupted.
 
         Returns the own states, [1, hidden], of the tokens after the input that are fed by then; the first of them are
@@ -168,14 +171,14 @@ class Decider:
             yield from memory.feed(embeds)
             return states
         turn = Turn.OPEN if decisions.is_turn_open else Turn.CLOSED
-        first = yield from memory.feed_and_draw(embeds, _next_draw(state, turn))
+        first = yield from memory.feed_and_draw(embeds, _next_draw(state, turn, must_speak=must_speak))
         yield Settle(first)  # most units listen; a row on suspicion would mostly be wasted
         decisions.take(first.read())
         unread: Drawn | None = None
         while not decisions.is_done and state.epoch == epoch:
             # What was drawn is fed before it is read. Nothing is drawn after a token that fills the unit.
             is_last = unread is not None and decisions.num_left == 1
-            draw = None if is_last else _next_draw(state, Turn.BY_LAST)
+            draw = None if is_last else _next_draw(state, Turn.BY_LAST, must_speak=False)
             reply = yield from memory.feed_drawn(state.slot, draw)
             states.append(reply.states)
             if unread is not None and decisions.take(unread.read()) is None:
@@ -199,10 +202,10 @@ class Decider:
         return Handoff(address, deadline_s, unit, said.token_ids, hidden, said.ends_turn)
 
 
-def _next_draw(state: DeciderState, turn: Turn) -> TextDraw:
+def _next_draw(state: DeciderState, turn: Turn, *, must_speak: bool) -> TextDraw:
     session = state.session
     place = DrawPlace(state.slot, state.newest, session.sampling.repetition_window_tokens)
-    draw = TextDraw(session.sampling, session.draws, place, turn, session.seed, state.num_draws)
+    draw = TextDraw(session.sampling, session.draws, place, turn, must_speak, session.seed, state.num_draws)
     state.num_draws += 1
     state.newest = Newest.TAKEN
     return draw

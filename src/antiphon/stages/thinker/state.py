@@ -50,11 +50,13 @@ class UnitInput:
     samples: [UNIT_SAMPLES] float32 on the host, 16 kHz.
     pictures: RGB, in the order in which they were taken.
     text_ids: what was typed, plain text; it is read after the sound.
+    must_speak: its first decision may not be to listen; but an interruption comes first.
     """
 
     samples: Tensor
     pictures: tuple[Image.Image, ...]
     text_ids: tuple[int, ...] = ()
+    must_speak: bool = False
 
 
 @dataclass(frozen=True, slots=True)
