@@ -13,6 +13,7 @@ from antiphon.core.events import (
     SpeechQueued,
     TurnEnded,
     TurnStarted,
+    TurnText,
     UnitDecided,
     UnitFinished,
     WindowSlid,
@@ -65,7 +66,10 @@ def decision_events(outcome: UnitOutcome) -> Iterator[Event]:
         unit=outcome.unit,
         at_s=at_s,
         is_listen=outcome.is_listen,
-        text=outcome.text,
+        said=tuple(
+            TurnText(handoff.address.turn, text, handoff.ends_turn)
+            for handoff, text in zip(outcome.handoffs, outcome.texts, strict=True)
+        ),
         token_ids=outcome.token_ids,
         num_context_tokens=outcome.num_context_tokens,
         num_context_blocks=outcome.num_context_blocks,

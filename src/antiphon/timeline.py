@@ -124,7 +124,7 @@ class Timeline:
 def _unit_line(event: UnitDecided, cost: UnitFinished, unit_ms: float) -> Text:
     decision = ("listen", "dim") if event.is_listen else ("speak", "green")
     parts = f"({cost.thinker_ms:.0f} + {cost.talker_ms:.0f} + {cost.code2wav_ms:.0f})"
-    said = "".join(char if char.isprintable() else "·" for char in event.text)
+    said = "".join(char if char.isprintable() else "·" for words in event.said for char in words.text)
     return Text.assemble(
         f"{_clock(event.at_s)}  ",
         (f"{decision[0]:<9}", decision[1]),

@@ -186,7 +186,7 @@ def test_it_listens_and_its_turns_last_some_seconds_and_end(call: list[UnitResul
 
 
 def test_it_says_readable_words(call: list[UnitResult]) -> None:
-    text = "".join(result.outcome.text for result in call)
+    text = "".join(text for result in call for text in result.outcome.texts)
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyz .!?")
     assert len(set(text.split())) > 10
 

@@ -281,7 +281,7 @@ def test_an_interruption_at_any_step_ends_the_unit_there_and_its_turn_and_nobody
             talks.decider.interrupt(state, epoch=state.epoch + 1)
             assert (state.epoch, state.turn, state.num_handoffs) == (1, turn + was_speaking, 0)
             (outcome,) = talks.finish().values()
-            assert (outcome.handoffs, outcome.text) == ((), "")
+            assert (outcome.handoffs, outcome.texts) == ((), ())
             if outcome.token_ids != whole.token_ids:
                 # The first decision is read before the next row; later ones are one row ahead of what is read.
                 num_decisions = 1 if num_steps < 2 else num_steps + 1

@@ -109,7 +109,7 @@ def assert_same(there: list[UnitOutcome], here: list[UnitOutcome]) -> None:
 def facts(outcome: UnitOutcome) -> tuple[object, ...]:
     dropped = outcome.slide.dropped if outcome.slide else ()
     kept = outcome.retained_units, outcome.num_context_tokens, outcome.previous_ids
-    return outcome.unit, outcome.token_ids, outcome.text, dropped, kept
+    return outcome.unit, outcome.token_ids, outcome.texts, dropped, kept
 
 
 def window(kind: str, tokenizer: TextTokenizer) -> WindowPolicy:

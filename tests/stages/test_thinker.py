@@ -142,7 +142,7 @@ def second(unit: int = 0, num_pictures: int = 0) -> UnitInput:
 
 def said(outcome: UnitOutcome) -> tuple[object, ...]:
     states = [handoff.hidden.tolist() for handoff in outcome.handoffs]
-    return outcome.unit, outcome.token_ids, outcome.text, outcome.retained_units, outcome.num_context_tokens, states
+    return outcome.unit, outcome.token_ids, outcome.texts, outcome.retained_units, outcome.num_context_tokens, states
 
 
 def written(tokens: int) -> PromptText:

@@ -20,13 +20,25 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnText:
+    """Words of one turn in one unit. text: what can be shown of them so far, whole characters only."""
+
+    turn: int
+    text: str
+    ends_turn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class UnitDecided:
-    """One second was heard and decided. The context's numbers are after its close and slide."""
+    """One second was heard and decided. The context's numbers are after its close and slide.
+
+    said: by turn, in order; more than one if a turn ends and the next begins within the second.
+    """
 
     unit: int
     at_s: float
     is_listen: bool
-    text: str
+    said: tuple[TurnText, ...]
     token_ids: tuple[int, ...]
     num_context_tokens: int
     num_context_blocks: int

@@ -149,7 +149,7 @@ class Decider:
             handoffs=tuple(
                 self._handoff(state, unit, deadline_s, *said) for said in zip(utterances, parts, strict=True)
             ),
-            text="".join(_caption(state, said) for said in utterances),
+            texts=tuple(_caption(state, said) for said in utterances),
             slide=slide,
             num_context_tokens=memory.context.num_tokens,
             num_context_blocks=memory.context.num_blocks,

@@ -81,7 +81,7 @@ class UnitOutcome:
 
     token_ids: all tokens after the unit's input, terminator and `</unit>` included.
     handoffs: for the talker, one per turn that spoke in this unit.
-    text: what can be shown of the words so far, whole characters only.
+    texts: for each handoff, what can be shown of the words so far, whole characters only.
     slide: None when nothing was dropped.
     num_context_tokens, num_context_blocks, retained_units, previous_ids: after the slide.
     """
@@ -90,7 +90,7 @@ class UnitOutcome:
     token_ids: tuple[int, ...]
     is_listen: bool
     handoffs: tuple[Handoff[Tensor], ...]
-    text: str
+    texts: tuple[str, ...]
     slide: Slide | None
     num_context_tokens: int
     num_context_blocks: int

@@ -1,0 +1,118 @@
+"""How fast speech leaves for a listener who plays it in real time: never far ahead, never in large pieces.
+
+What left cannot be taken back, so the lead is what a listener may still hear after an interruption; what did not leave
+is cut at once. Times come from whoever calls, so that tests need no clock. Shown by tests/server/test_pacing.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphon.units import OUTPUT_RATE_HZ
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PacingConfig:
+    """max_lead_s: speech that may have left and not be played yet. delta_s: the most in one piece."""
+
+    max_lead_s: float = 1.0
+    delta_s: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Speech that leaves now. samples: [n] float32, 24 kHz. is_last: of what was queued under `owner`."""
+
+    owner: str
+    samples: Samples
+    is_last: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    owner: str
+    samples: Samples
+    is_end: bool
+
+
+class Pacer:
+    """Owns the speech that waits for one listener, and the listener's clock as far as it can be known from here."""
+
+    def __init__(self, config: PacingConfig) -> None:
+        self._config = config
+        self._queue: deque[_Queued] = deque()
+        # When what left will have been played, on the caller's clock. In samples, so that lengths add up exactly.
+        self._played_until = 0
+        self._is_speaking = False  # a piece left and its owner has not ended
+        self.underrun_ms = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
+    @property
+    def num_queued_samples(self) -> int:
+        return sum(len(queued.samples) for queued in self._queue)
+
+    def queue(self, owner: str, samples: Samples) -> None:
+        """Speech of `owner`, behind what waits."""
+        self._queue.append(_Queued(owner, samples, is_end=False))
+
+    def end(self, owner: str) -> None:
+        """No more will come from `owner`; told by its last piece, which may be empty."""
+        self._queue.append(_Queued(owner, np.empty(0, np.float32), is_end=True))
+
+    def due(self, now_s: float) -> list[Piece]:
+        """What leaves now."""
+        pieces: list[Piece] = []
+        now, max_lead = round(now_s * OUTPUT_RATE_HZ), round(self._config.max_lead_s * OUTPUT_RATE_HZ)
+        while self._queue and (self._queue[0].is_end or self._played_until - now < max_lead):
+            head = self._queue[0]
+            if head.is_end:
+                self._queue.popleft()
+                self._is_speaking = False
+                pieces.append(Piece(head.owner, head.samples, is_last=True))
+                continue
+            num_samples = round(self._config.delta_s * OUTPUT_RATE_HZ)
+            samples, head.samples = head.samples[:num_samples], head.samples[num_samples:]
+            if not len(head.samples):
+                self._queue.popleft()
+            self._leave(now, len(samples))
+            pieces.append(Piece(head.owner, samples, is_last=False))
+        return pieces
+
+    def next_due_s(self, now_s: float) -> float:
+        """When something may leave next; infinite if nothing waits."""
+        if not self._queue:
+            return float("inf")
+        if self._queue[0].is_end:
+            return now_s
+        return max(now_s, self._played_until / OUTPUT_RATE_HZ - self._config.max_lead_s)
+
+    def lead_s(self, now_s: float) -> float:
+        """Speech that left and is not played yet."""
+        return self._num_unplayed(now_s) / OUTPUT_RATE_HZ
+
+    def cut(self, now_s: float) -> int:
+        """Drop what did not leave, of all owners. Returns how many samples the listener has of it all to play still."""
+        self._queue.clear()
+        self._is_speaking = False
+        num_unplayed = self._num_unplayed(now_s)
+        self._played_until -= num_unplayed
+        return num_unplayed
+
+    def _num_unplayed(self, now_s: float) -> int:
+        return max(0, self._played_until - round(now_s * OUTPUT_RATE_HZ))
+
+    def _leave(self, now: int, num_samples: int) -> None:
+        """now: in samples."""
+        if self._is_speaking and now > self._played_until:
+            self.underrun_ms += 1000 * (now - self._played_until) / OUTPUT_RATE_HZ
+        self._is_speaking = True
+        self._played_until = max(self._played_until, now) + num_samples

@@ -1,0 +1,1 @@
+"""`/v1/realtime`: the OpenAI Realtime protocol over a WebSocket."""
