@@ -14,7 +14,7 @@ import build
 import build_voice
 from antiphon.call import UnitResult
 from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
-from antiphon.core.duplex import DuplexConfig
+from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.messages import Handoff
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
@@ -134,7 +134,7 @@ def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideM
             # A unit's input comes from the encoders, which are not a step.
             heard = torch.randn(11, size, device=cuda, dtype=torch.bfloat16)
             with _no_waiting():
-                outcome = decider.loop.run("a", decider.decide(mind, heard, 0.0, must_speak=False), 0.0)
+                outcome = decider.loop.run("a", decider.decide(mind, heard, 0.0, Wish.FREE), 0.0)
                 assert isinstance(outcome, UnitOutcome)
                 num_slides += outcome.slide is not None
                 num_chunks += spoken(talker, speaker, outcome.handoffs)

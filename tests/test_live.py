@@ -14,7 +14,7 @@ from torch import Tensor
 
 import build
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
-from antiphon.core.duplex import DuplexConfig
+from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.events import (
     SessionEnded,
     SessionOpened,
@@ -201,12 +201,29 @@ def test_a_second_that_must_be_answered_is(live: LiveEngine, voice: VoicePrompt)
     session = live.open("a", listening, NO_REFERENCE, voice)
     session.send_audio(sound(6, 3))
     happened = read_units(session, 3)
-    session.ask()
+    session.wish(Wish.SPEAK)
     session.send_audio(sound(7, 1))
     (answered,) = [one for one in read_units(session, 1) if isinstance(one, UnitDecided)]
     session.close()
     assert all(one.is_listen for one in happened if isinstance(one, UnitDecided))
     assert not answered.is_listen
+
+
+def test_a_second_that_must_be_listened_to_ends_the_answer(live: LiveEngine, voice: VoicePrompt) -> None:
+    session = live.open("a", replace(SESSION, duplex=DuplexConfig(num_forced_listens=0)), NO_REFERENCE, voice)
+    for unit in range(30):
+        session.send_audio(sound(unit, 1))
+        (decided,) = [one for one in read_units(session, 1) if isinstance(one, UnitDecided)]
+        if decided.said and not decided.said[-1].ends_turn:
+            break
+    session.wish(Wish.LISTEN)
+    session.send_audio(sound(99, 1))
+    happened = read_units(session, 1)
+    (forced,) = [one for one in happened if isinstance(one, UnitDecided)]
+    assert any(isinstance(one, TurnInterrupted) for one in happened)
+    session.close()
+    assert forced.is_listen
+    assert len(forced.token_ids) == 3, "the turn's end, to listen, the unit's end"
 
 
 def test_words_are_read_with_the_next_second_and_as_words_only(live: LiveEngine, voice: VoicePrompt) -> None:

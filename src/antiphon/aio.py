@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from antiphon.config import SessionConfig
+from antiphon.core.duplex import Wish
 from antiphon.core.events import SessionEnded
 from antiphon.counts import EngineCounts
 from antiphon.happenings import Happening
@@ -47,9 +48,9 @@ class AsyncSession:
         """As `Sender.send_text`."""
         self._sender.send_text(text)
 
-    def ask(self) -> None:
-        """As `Sender.ask`."""
-        self._sender.ask()
+    def wish(self, wish: Wish) -> None:
+        """As `Sender.wish`."""
+        self._sender.wish(wish)
 
     def interrupt(self) -> None:
         """As `Sender.interrupt`."""

@@ -33,6 +33,7 @@ from antiphon.assembly import (
 from antiphon.call import CallPhase, CallRecord, MovedCall, Second, TellMoved, UnitResult
 from antiphon.config import EngineConfig, SessionConfig
 from antiphon.core.clock import Clock
+from antiphon.core.duplex import Wish
 from antiphon.core.events import SessionEnded, SessionOpened, SpeechLost, TurnInterrupted
 from antiphon.core.messages import (
     Close,
@@ -192,6 +193,9 @@ class Engine:
             if not isinstance(record.error, CallEnded):
                 raise record.error
             raise InputError(f"the call {record.session_id!r} has ended; open another one")
+        if heard.wish is Wish.LISTEN:
+            # The unit would close an open turn in the context only; talker and vocoder have to forget it too.
+            self.interrupt(record)
         now_s = self._clock.now_s()
         address, second = record.send(now_s)
         # The listener runs dry when what is queued has been played.

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from antiphon.config import SessionConfig
+from antiphon.core.duplex import Wish
 from antiphon.core.events import InputRefused, SessionEnded, UnitDecided
 from antiphon.counts import EngineCounts
 from antiphon.engine import Call, Engine
@@ -80,9 +81,9 @@ class Sender:
         self._ongoing.typed.add(len(ids))
         self._live.call_soon(lambda: self._ongoing.read(ids))
 
-    def ask(self) -> None:
-        """Ask for an answer: the next second that is decided on may not just be listened to."""
-        self._live.call_soon(self._ongoing.ask)
+    def wish(self, wish: Wish) -> None:
+        """Say what is wanted of the next second that is complete."""
+        self._live.call_soon(lambda: self._ongoing.want(wish))
 
     def interrupt(self) -> None:
         """Stop the present answer, wherever it is."""
@@ -224,7 +225,7 @@ class Ongoing:
         )
         self._max_text_tokens = max_text_tokens
         self._text: tuple[int, ...] = ()
-        self._must_speak = False
+        self._wish = Wish.FREE
         self.pictures: deque[Image.Image] = deque(maxlen=max_pictures)
         self._tell = tell
         self._sound = torch.empty(0)
@@ -250,11 +251,11 @@ class Ongoing:
             self.pictures.clear()
             text, self._text = self._text[: self._max_text_tokens], self._text[self._max_text_tokens :]
             self.typed.take(len(text))
-            must_speak, self._must_speak = self._must_speak, False
-            self._call.hear(UnitInput(second, pictures, text, must_speak))
+            wish, self._wish = self._wish, Wish.FREE
+            self._call.hear(UnitInput(second, pictures, text, wish))
 
-    def ask(self) -> None:
-        self._must_speak = True
+    def want(self, wish: Wish) -> None:
+        self._wish = wish
 
     def read(self, ids: tuple[int, ...]) -> None:
         self._text += ids

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import build
 from antiphon.core.context import Slide
-from antiphon.core.duplex import DuplexConfig
+from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.kernels.rotation import rotate, rotation
@@ -284,7 +284,7 @@ def _duplex(model: Model, name: str, case: DuplexCase, slide: SlideMode, want: M
     for unit, embeds in zip(case.units, want["unit_embeds"].chunk(len(case.units)), strict=True):
         start = state.memory.embed((model.tokenizer.special.duplex.unit_start,))
         outcome = build.run_alone(
-            decider.loop, decider.decide(state, torch.cat([start, embeds]), deadline_s=0.0, must_speak=False)
+            decider.loop, decider.decide(state, torch.cat([start, embeds]), deadline_s=0.0, wish=Wish.FREE)
         )
         assert isinstance(outcome, UnitOutcome)
         _compare_unit(compared, model, outcome, unit)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import build
-from antiphon.core.duplex import DuplexConfig, DuplexTokens, UnitDecisions
+from antiphon.core.duplex import DuplexConfig, DuplexTokens, UnitDecisions, Wish
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.errors import AntiphonError
@@ -103,7 +103,7 @@ class Talk:
     def start(self, number: int) -> None:
         state = self.states[number]
         size = self.decider.embed(()).shape[1]
-        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0, must_speak=False)
+        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0, wish=Wish.FREE)
         self.num_heard[number] += 1
         self.decider.loop.add(state.session.session_id, work, 0.0)
 

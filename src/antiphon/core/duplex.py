@@ -7,6 +7,7 @@ follows it. Shown by tests/core/test_duplex.py and the golden kinds thinker and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from antiphon.errors import ConfigError
 
@@ -22,6 +23,17 @@ class DuplexTokens:
     turn_eos: int
     chunk_eos: int
     chunk_tts_eos: int
+
+
+class Wish(Enum):
+    """What the caller's side wants of one unit. An interruption comes before it."""
+
+    FREE = "free"
+    """The model decides."""
+    SPEAK = "speak"
+    """Its first decision may not be to listen."""
+    LISTEN = "listen"
+    """It listens; an open turn ends with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphon.core.duplex import UnitDecisions, Utterance
+from antiphon.core.duplex import UnitDecisions, Utterance, Wish
 from antiphon.core.messages import Address, Handoff
 from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
@@ -113,21 +113,21 @@ class Decider:
         state.num_handoffs = 0
         state.text.finish()
 
-    def decide(self, state: DeciderState, embeds: Tensor, deadline_s: float, *, must_speak: bool) -> DeciderSteps:
+    def decide(self, state: DeciderState, embeds: Tensor, deadline_s: float, wish: Wish) -> DeciderSteps:
         """Run one unit: its input, its decisions, its close, the slide.
 
-        embeds: [n, hidden], the unit's input. deadline_s: of what is said in it. must_speak: it may not just listen.
+        embeds: [n, hidden], the unit's input. deadline_s: of what is said in it.
         Raises: ContextLengthExceeded or ResourceExhausted; then the unit stays open and the session must end.
         """
         memory, unit, epoch = state.memory, state.num_units, state.epoch
+        is_early = unit < state.session.duplex.num_forced_listens
         decisions = UnitDecisions(
             self._special.duplex,
             state.session.duplex,
             is_turn_open=state.is_turn_open,
-            is_forced_listen=state.is_interrupted
-            or (unit < state.session.duplex.num_forced_listens and not must_speak),
+            is_forced_listen=state.is_interrupted or wish is Wish.LISTEN or (is_early and wish is Wish.FREE),
         )
-        states = yield from self._run(state, decisions, embeds, must_speak=must_speak)
+        states = yield from self._run(state, decisions, embeds, must_speak=wish is Wish.SPEAK)
         if not decisions.is_done:
             decisions.interrupt()
         utterances = decisions.utterances() if state.epoch == epoch else ()

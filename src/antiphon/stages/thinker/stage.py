@@ -250,7 +250,7 @@ class ThinkerStage:
             if isinstance(embeds, AntiphonError):
                 failed[session_id] = embeds
                 continue
-            work = self._decider.decide(state.mind, embeds, unit.deadline_s, must_speak=unit.heard.must_speak)
+            work = self._decider.decide(state.mind, embeds, unit.deadline_s, unit.heard.wish)
             self._decider.loop.add(session_id, work, unit.deadline_s)
         return failed
 

@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from antiphon.core.context import Slide
-from antiphon.core.duplex import DuplexConfig
+from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.messages import Handoff
 from antiphon.core.prompts import PromptCounts
 from antiphon.core.sampling import Draws, TextSampling
@@ -50,13 +50,13 @@ class UnitInput:
     samples: [UNIT_SAMPLES] float32 on the host, 16 kHz.
     pictures: RGB, in the order in which they were taken.
     text_ids: what was typed, plain text; it is read after the sound.
-    must_speak: its first decision may not be to listen; but an interruption comes first.
+    wish: what is wanted of the unit.
     """
 
     samples: Tensor
     pictures: tuple[Image.Image, ...]
     text_ids: tuple[int, ...] = ()
-    must_speak: bool = False
+    wish: Wish = Wish.FREE
 
 
 @dataclass(frozen=True, slots=True)
