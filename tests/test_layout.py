@@ -42,7 +42,10 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "timeline": ("core", "units"),
     "voices": ("recording", *STAGES_AND_BELOW),
     "offline": ("config", "engine", "recording", *STAGES_AND_BELOW),
-    "server": ("aio", "config", "core", "counts", "errors", "happenings", "units", "voices"),
+    "server": (
+        *("aio", "config", "core", "counts", "errors", "happenings", "units", "voices"),
+        "models.minicpmo.prompt",
+    ),
     "bench": ("config", "engine", "offline", "recording", "runner.device", *STAGES_AND_BELOW),
     "__main__": (
         "bench",

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from antiphon.config import SessionConfig
 from antiphon.core.duplex import Wish
@@ -20,6 +19,7 @@ from antiphon.core.events import SessionEnded
 from antiphon.counts import EngineCounts
 from antiphon.happenings import Happening
 from antiphon.live import LiveEngine, Sender
+from antiphon.models.minicpmo.image import decode_picture
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 Samples = NDArray[np.float32]
@@ -40,9 +40,12 @@ class AsyncSession:
         """samples: [n] float32, 16 kHz, any n. Raises: as `Sender.send_audio`."""
         self._sender.send_audio(torch.from_numpy(samples))
 
-    def send_picture(self, image: Image.Image) -> None:
-        """As `Sender.send_picture`."""
-        self._sender.send_picture(image)
+    def send_picture(self, file: bytes) -> None:
+        """A picture file of the present second; decoding takes a while, and may be done in another thread.
+
+        Raises: ImageError if it is none or cannot be seen; nothing is sent then.
+        """
+        self._sender.send_picture(decode_picture(file))
 
     def send_text(self, text: str) -> None:
         """As `Sender.send_text`."""
