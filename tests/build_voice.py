@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from antiphon.models.minicpmo.causal_hift import CausalHift
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import FlowCache
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
-from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
-from antiphon.models.minicpmo.hift_config import HiftConfig
+from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.hift import Hift, HiftNetwork, fold_weight_norms
+from antiphon.models.minicpmo.hift_config import Generation, HiftConfig
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 CPU = torch.device("cpu")
@@ -35,6 +38,7 @@ FLOW = FlowConfig(
     ),
 )
 HIFT = HiftConfig(
+    generation=Generation.V1_0_5,
     num_mel_bins=BINS,
     base_channels=16,
     num_harmonics=9,
@@ -44,14 +48,18 @@ HIFT = HiftConfig(
     source_resblock_kernels=(7, 7, 11),
     resblock_kernels=(3, 5),
 )
+CAUSAL_HIFT = replace(HIFT, generation=Generation.V1_0_7)
 FLOW_NOISE_FRAMES = 400
 PITCH_HZ = 120.0
 
 
-def synthesizer(num_steps: int = 3, device: torch.device = CPU) -> MelSynthesizer:
+def synthesizer(
+    num_steps: int = 3, device: torch.device = CPU, generation: Generation = Generation.V1_0_5
+) -> MelSynthesizer:
     flow = Flow(FLOW)
     _randomise(flow, 0.3)
-    return MelSynthesizer(flow.to(device), draw_noise(BINS, 0, device)[:, :FLOW_NOISE_FRAMES], num_steps)
+    noise = draw_noise(BINS, 0, device)[:, :FLOW_NOISE_FRAMES]
+    return MelSynthesizer(flow.to(device), noise, num_steps, flow_rules(generation))
 
 
 def hift() -> Hift:
@@ -64,8 +72,21 @@ def hift() -> Hift:
 def unfolded_hift() -> Hift:
     """As it comes from a checkpoint."""
     hift = Hift(HIFT)
-    _randomise(hift, 0.4)
-    hift.f0_predictor.classifier.bias.fill_(PITCH_HZ)
+    _give_voice(hift)
+    return hift
+
+
+def causal_hift() -> CausalHift:
+    """The same of 1.0.7, ready to run."""
+    hift = unprepared_causal_hift()
+    hift.prepare()
+    return hift
+
+
+def unprepared_causal_hift() -> CausalHift:
+    """As it comes from a checkpoint."""
+    hift = CausalHift(CAUSAL_HIFT)
+    _give_voice(hift)
     return hift
 
 
@@ -84,6 +105,11 @@ def tensors(cache: FlowCache) -> Iterator[Tensor]:
     for entries in (encoder.tokens, encoder.frames, *(step.frames for step in cache.steps)):
         yield from (entries.keys, entries.values)
     yield from (step.conv_tails for step in cache.steps)
+
+
+def _give_voice(hift: HiftNetwork) -> None:
+    _randomise(hift, 0.4)
+    hift.f0_predictor.classifier.bias.fill_(PITCH_HZ)
 
 
 def _randomise(module: nn.Module, deviation: float) -> None:

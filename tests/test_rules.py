@@ -26,12 +26,12 @@ from antiphon.engine import Engine
 from antiphon.errors import ContextLengthExceeded
 from antiphon.live import LiveEngine, LiveSession
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
-from antiphon.models.minicpmo.flow import MelSynthesizer, draw_noise
+from antiphon.models.minicpmo.flow import draw_noise
 from antiphon.models.minicpmo.model import Model
 from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load_tokenizer
-from antiphon.models.minicpmo.vocoder import NoNoise, Vocoder
+from antiphon.models.minicpmo.vocoder import NoNoise
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve
 from antiphon.stages.code2wav.state import Code2WavState
@@ -353,9 +353,9 @@ def test_the_last_words_of_a_reply_are_spoken_and_the_next_turn_starts_clean(
 
     talker = TalkerStage(model.talker, CacheConfig(20))
     state = talker.open(TalkerSession("call", CodecSampling(), Draws.SAMPLED, seed=1))
-    synthesizer = MelSynthesizer(model.flow, draw_noise(80, 0, build.CPU), NUM_FLOW_STEPS)
+    synthesizer = model.synthesizer(draw_noise(80, 0, build.CPU), NUM_FLOW_STEPS)
     renderer, voice = (
-        Renderer(synthesizer, Vocoder(model.hift), rows_per_solve(build.CPU)),
+        Renderer(synthesizer, model.vocoder(), rows_per_solve(build.CPU)),
         synthesizer.build_voice(VOICE),
     )
     heard, fresh = (renderer.open(voice, NoNoise(build.CPU)) for _ in range(2))

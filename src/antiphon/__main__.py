@@ -27,6 +27,7 @@ from antiphon.errors import AntiphonError, ConfigError
 from antiphon.inspection import inspect as inspect_checkpoint
 from antiphon.inspection import render
 from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, wrap
 from antiphon.models.minicpmo.tiny import write_tiny
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
@@ -149,10 +150,15 @@ def run(  # noqa: PLR0913 - one parameter per flag
 
 
 @app.command()
-def tiny(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet.")]) -> None:
+def tiny(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet.")],
+    vocoder: Annotated[
+        Generation, typer.Option(help="Of which minicpmo-utils vocoder and flow shall be.")
+    ] = Generation.V1_0_5,
+) -> None:
     """Write the tiny checkpoint: every part of the real one with random weights. Its speech is noise."""
     with _errors_in_one_line():
-        write_tiny(folder)
+        write_tiny(folder, vocoder)
         console.print(f"wrote {folder}: random weights in the official layout; what it says is noise", soft_wrap=True)
 
 

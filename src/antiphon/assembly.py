@@ -19,10 +19,8 @@ from torch import Tensor
 from antiphon.config import EngineConfig, Placement, SessionConfig, StageConfig, check_window
 from antiphon.core.messages import CodecChunk, Handoff, HeardUnit, Retain, Spoken
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
-from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.model import Model, Section, load_model
 from antiphon.models.minicpmo.tokens import load_tokenizer
-from antiphon.models.minicpmo.vocoder import Vocoder
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.runner.device import DTYPES, resolve_device
 from antiphon.runner.placed import Died, Here, Placed, Threaded
@@ -129,9 +127,9 @@ class Code2WavBuilder:
             # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
             torch.backends.cudnn.allow_tf32 = False
         model = _load(self.folder, Section.VOCODER, device, self.config)
-        synthesizer = MelSynthesizer(model.flow, self.noise.to(device), NUM_FLOW_STEPS)
+        synthesizer = model.synthesizer(self.noise.to(device), NUM_FLOW_STEPS)
         voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
-        stage = Code2WavStage(Renderer(synthesizer, Vocoder(model.hift), rows_per_solve(device)), voices, device)
+        stage = Code2WavStage(Renderer(synthesizer, model.vocoder(), rows_per_solve(device)), voices, device)
         return StageLoop(stage, Interruption.VOIDS_WORK)
 
 

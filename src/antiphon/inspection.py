@@ -14,7 +14,6 @@ from rich.table import Table
 
 from antiphon.config import DEFAULT_HIGH_TOKENS, SessionConfig
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, WeightFile, fit, shortened
-from antiphon.models.minicpmo.hift_config import vocoder_generation
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
 from antiphon.stages.thinker.senses import num_input_tokens
 
@@ -133,12 +132,10 @@ def _unread(checkpoint: Checkpoint, reports: Iterable[PartReport]) -> tuple[Part
 def _decisions(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Decision, ...]:
     num_layers, num_kept = config.vision.num_layers, config.num_vision_layers
     layers = f"all {num_layers}" if num_kept == num_layers else f"{num_kept} of {num_layers}, the last is not there"
-    hift = checkpoint.stores[WeightFile.HIFT].headers
-    generation = vocoder_generation({name: header.shape for name, header in hift.items()})
     absent = ", ".join(checkpoint.missing_voice_models)
     return (
         Decision("vision layers", layers),
-        Decision("vocoder", f"minicpmo-utils {generation.name.removeprefix('V').replace('_', '.')}"),
+        Decision("vocoder", f"minicpmo-utils {config.hift.generation.value}"),
         Decision("voice models", f"{absent} absent: only voices given as numbers" if absent else "present"),
         Decision("sliding_window", "null" if "sliding_window" in checkpoint.config else "not in config.json"),
     )

@@ -32,7 +32,7 @@ from antiphon.models.minicpmo.vocoder import (
 )
 from antiphon.stages.code2wav.renderer import unit_pcm
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
-from golden_kinds.code2wav_data import BufferingFacts, ChunkFacts, Golden, StreamFacts
+from golden_kinds.code2wav_data import RULES, BufferingFacts, ChunkFacts, Golden, StreamFacts
 from golden_kinds.report import Comparison, Outcome, scaled
 
 KIND = "code2wav"
@@ -172,7 +172,9 @@ def _chunk(golden: Golden, voice: Voice, state: _TurnState, found: Comparison, f
     num_frames = mel.shape[1]
     labelled_voice = _labelled_voice(voice)
     first = voice.num_frames + state.num_frames
-    state.labels = state.labels.followed_by(_labels(first, first + num_frames), labelled_voice)
+    state.labels = state.labels.followed_by(
+        _labels(first, first + num_frames), labelled_voice, RULES.kept_tokens
+    )
     state.num_frames += num_frames
 
     found.equal([len(tokens), num_frames, wav.shape[1]], [facts.tokens, facts.mel_frames, facts.wav_samples])

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, MelSynthesizer
 from antiphon.models.minicpmo.flow_config import flow_config
+from antiphon.models.minicpmo.flow_rules import flow_rules
 from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
-from antiphon.models.minicpmo.hift_config import hift_config
+from antiphon.models.minicpmo.hift_config import Generation, hift_config
 from antiphon.models.minicpmo.vocoder import NoNoise, Vocoder
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from golden_kinds.weights import filled
@@ -81,6 +82,9 @@ class Cases(_Described):
     max_abs_difference_from_float64: Mapping[str, float]  # where the tolerances come from
 
 
+RULES = flow_rules(Generation.V1_0_5)
+
+
 class Golden:
     """The folder's data, with a note of the tensors read, and the models."""
 
@@ -97,7 +101,7 @@ class Golden:
         self.hift = filled(lambda: Hift(hift_config(shapes)), weights, prefix)
         fold_weight_norms(self.hift)
         unknown = F.pad(self.read("rand_noise"), (0, LONGEST_CHUNK_FRAMES), value=torch.nan)  # reading it would show
-        self.synthesizer = MelSynthesizer(self.flow, unknown, self.config["n_timesteps"])
+        self.synthesizer = MelSynthesizer(self.flow, unknown, self.config["n_timesteps"], RULES)
         self.vocoder = Vocoder(self.hift)
         self.no_noise = NoNoise(torch.device("cpu"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import build_voice
 from antiphon.errors import AudioError, CheckpointError
-from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, FlowRow, MelSynthesizer, draw_noise
+from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, SILENCE_TOKEN, FlowRow, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import (
     EncoderCache,
     FlowCache,
@@ -25,7 +26,9 @@ from antiphon.models.minicpmo.flow_cache import (
     Voice,
 )
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, flow_config, read_flow_yaml
-from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES
+from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES, PINNED_TOKENS
+from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from build_voice import BINS, FLOW, FLOW_NOISE_FRAMES, prompt, tensors
 
@@ -102,9 +105,22 @@ def trimmed(cache: list[int], num_prompt_frames: int) -> list[int]:
     return cache[:num_prompt_frames] + cache[-PINNED_FRAMES:]
 
 
+def trimmed_tokens(cache: list[int], num_prompt: int, generation: Generation) -> list[int]:
+    """The same of the token-rate layers, where 1.0.5 stores them twice in a row and reads the first half back."""
+    match generation:
+        case Generation.V1_0_5:
+            twice = trimmed(2 * cache, 2 * num_prompt)
+            return twice[: len(twice) // 2]
+        case Generation.V1_0_7:
+            return cache[:num_prompt] + cache[num_prompt:][-PINNED_TOKENS:]
+
+
+@pytest.mark.parametrize("generation", Generation)
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 90), st.lists(st.integers(1, 30), max_size=12))
-def test_a_turn_keeps_what_the_references_packed_caches_keep(num_prompt: int, chunks: list[int]) -> None:
+@given(num_prompt=st.integers(1, 90), chunks=st.lists(st.integers(1, 30), max_size=12))
+def test_a_turn_keeps_what_the_references_packed_caches_keep(
+    generation: Generation, num_prompt: int, chunks: list[int]
+) -> None:
     P = 2 * num_prompt
     voice = Voice(torch.zeros(1, 1), labels(range(num_prompt)))
     speech = SpeechState.at_turn_start(voice)
@@ -114,17 +130,31 @@ def test_a_turn_keeps_what_the_references_packed_caches_keep(num_prompt: int, ch
         tokens = range(start, start + num_tokens)
         frames = range(2 * tokens.start, 2 * tokens.stop)
         start = tokens.stop
-        speech = speech.followed_by(labels(tokens), voice)
+        speech = speech.followed_by(labels(tokens), voice, flow_rules(generation).kept_tokens)
 
         estimator = trimmed([*frames, *estimator], P)
         frame_layers = trimmed([*frame_layers, *frames], P)
-        twice = trimmed(2 * [*token_layers, *tokens], P)
-        token_layers = twice[: len(twice) // 2]
+        token_layers = trimmed_tokens([*token_layers, *tokens], num_prompt, generation)
 
         assert ids(speech.past_of_step(0, voice)) == estimator
         assert ids(speech.past_frames(voice)) == frame_layers
         assert ids(speech.past_tokens(voice)) == token_layers
         assert speech.num_past_frames(voice) == len(estimator)
+
+
+def test_a_voice_of_1_0_7_is_conditioned_with_its_own_beginning_ahead_and_one_of_1_0_5_with_silence() -> None:
+    """What the last frames see ahead of them: with a prompt that begins with silence, both voices are the same."""
+    old, new = (build_voice.synthesizer(generation=generation) for generation in Generation)
+    alike = replace(prompt(6), tokens=(*[SILENCE_TOKEN] * FLOW.encoder.lookahead_tokens, 1, 2, 3))
+    for said, are_equal in ((alike, True), (prompt(6), False)):
+        frames = [synthesizer.build_voice(said).cache.encoder.frames.keys for synthesizer in (old, new)]
+        assert torch.equal(*frames) is are_equal
+        assert frames[0].shape == frames[1].shape
+
+
+def test_a_voice_too_short_to_be_its_own_lookahead_is_refused() -> None:
+    with pytest.raises(AudioError, match="2 codec tokens, 3 are needed"):
+        build_voice.synthesizer(generation=Generation.V1_0_7).build_voice(prompt(2))
 
 
 def test_sessions_share_a_solve_and_hear_nothing_of_each_other(synthesizer: MelSynthesizer) -> None:
@@ -222,7 +252,7 @@ def test_a_chunk_reads_the_noise_after_its_past_and_no_other(synthesizer: MelSyn
     want = speak(synthesizer, synthesizer.build_voice(prompt(10)), chunks)
     noise = synthesizer.noise.clone()
     noise[:, 170:] = torch.nan
-    poisoned = MelSynthesizer(synthesizer.flow, noise, synthesizer.num_steps)
+    poisoned = MelSynthesizer(synthesizer.flow, noise, synthesizer.num_steps, synthesizer.rules)
     assert torch.equal(torch.cat(speak(poisoned, poisoned.build_voice(prompt(10)), chunks)), torch.cat(want))
     noise[:, 169] = torch.nan
     is_broken = [bool(mel.isnan().any()) for mel in speak(poisoned, poisoned.build_voice(prompt(10)), chunks)]

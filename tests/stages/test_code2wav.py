@@ -18,7 +18,7 @@ from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.errors import AntiphonError, InputError
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import Voice
-from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise, SourceNoise, Vocoder
+from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise, SourceNoise, Vocoder, VocoderState
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve, unit_pcm
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.units import OUTPUT_SAMPLES_PER_UNIT
@@ -333,10 +333,11 @@ def test_a_chunk_of_several_windows_fails_as_a_whole(setup: Setup) -> None:
     setup.speak(state, UNIT)
     setup.speak(untouched, UNIT)
     good = state.vocoder
+    assert isinstance(good, VocoderState)
     state.vocoder = replace(good, noise=BrittleNoise(good.noise, num_left=1))
     with pytest.raises(AntiphonError, match="no noise is left"):
         setup.speak(state, [*UNIT, *UNIT])
-    state.vocoder = replace(state.vocoder, noise=good.noise)
+    state.vocoder = good
     assert torch.equal(setup.speak(state, [*UNIT, *UNIT]), setup.speak(untouched, [*UNIT, *UNIT]))
 
 
@@ -353,6 +354,9 @@ class BrittleNoise:
         values, after = self.noise.draw(num_samples, num_harmonics)
         return values, BrittleNoise(after, self.num_left - 1)
 
+    def draw_uniform(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
+        return self.draw(num_samples, num_harmonics)
+
 
 def test_a_session_that_listens_holds_nothing_but_the_voice(setup: Setup) -> None:
     state = setup.open()
@@ -361,6 +365,7 @@ def test_a_session_that_listens_holds_nothing_but_the_voice(setup: Setup) -> Non
     shared = {tensor.untyped_storage().data_ptr() for tensor in build_voice.tensors(state.voice.cache)}
     assert {tensor.untyped_storage().data_ptr() for tensor in build_voice.tensors(state.speech.cache)} <= shared
     vocoder = state.vocoder
+    assert isinstance(vocoder, VocoderState)
     assert sum(tail.untyped_storage().nbytes() for tail in (vocoder.mel_tail, vocoder.source_tail)) == 0
     assert vocoder.speech_tail.untyped_storage().nbytes() == 0
 

@@ -28,9 +28,16 @@ def gumbel(seeds: Tensor, counters: Tensor, num_columns: int) -> Tensor:
 
     seeds, counters: [R] int64. Returns [R, num_columns] float32.
     """
+    return -torch.log(-torch.log(uniforms(seeds, counters, num_columns)))
+
+
+def uniforms(seeds: Tensor, counters: Tensor, num_columns: int) -> Tensor:
+    """Several numbers per row.
+
+    seeds, counters: [R] int64. Returns [R, num_columns] float32, in the open interval (0, 1).
+    """
     columns = torch.arange(1, num_columns + 1, device=seeds.device) * _GOLDEN_GAMMA
-    bits = _mix(_mix(_mix(seeds) ^ counters)[:, None] + columns)
-    return -torch.log(-torch.log(_to_unit(bits)))
+    return _to_unit(_mix(_mix(_mix(seeds) ^ counters)[:, None] + columns))
 
 
 def generator_seed(seed: int, counter: int) -> int:

@@ -21,6 +21,7 @@ from antiphon.models.minicpmo.flow_cache import EncoderCache, FlowCache, KeysVal
 from antiphon.models.minicpmo.flow_config import FlowConfig
 from antiphon.models.minicpmo.flow_encoder import FlowEncoder
 from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES
+from antiphon.models.minicpmo.flow_rules import FlowRules
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 SILENCE_TOKEN = 4218
@@ -90,11 +91,12 @@ class MelSynthesizer:
     same slice, as in the reference.
     """
 
-    def __init__(self, flow: Flow, noise: Tensor, num_steps: int) -> None:
+    def __init__(self, flow: Flow, noise: Tensor, num_steps: int, rules: FlowRules) -> None:
         """noise: [M, N] float32, on the flow's device; N frames for prompt, retained frames and chunk together."""
         self.flow = flow
         self.noise = noise
         self.num_steps = num_steps
+        self.rules = rules
         times = [1 - math.cos(math.pi / 2 * step / num_steps) for step in range(num_steps + 1)]
         self._widths = [after - before for before, after in zip(times, times[1:], strict=False)]
         self._modulations = flow.decoder.estimator.modulations(torch.tensor(times[:-1], device=noise.device))
@@ -108,7 +110,11 @@ class MelSynthesizer:
         self._check_prompt(prompt)
         nobody = self.nobody(prompt.speaker.to(weight)[None])
         condition = prompt.mel.to(weight)[None]
-        tokens = (*prompt.tokens, *[SILENCE_TOKEN] * self.flow.config.encoder.lookahead_tokens)
+        silence = [SILENCE_TOKEN] * self.flow.config.encoder.lookahead_tokens
+        ahead = self.rules.after_prompt(prompt.tokens, silence)
+        if len(ahead) < len(silence):
+            raise AudioError(f"the voice has {len(ahead)} codec tokens, {len(silence)} are needed; use a longer recording")
+        tokens = (*prompt.tokens, *ahead)
         row = FlowRow(tokens, nobody, SpeechState.at_turn_start(nobody))
         _, (cache,) = self.render([row], condition, is_last=False)
         return Voice(nobody.speaker, cache)
@@ -122,7 +128,7 @@ class MelSynthesizer:
         no_condition = self.flow.encoder_proj.weight.new_zeros(1, 1, self.flow.config.num_mel_bins)
         mel, caches = self.render(rows, no_condition, is_last=is_last)
         spoken = zip(rows, mel.chunk(len(rows)), caches, strict=True)
-        return [(own, row.speech.followed_by(cache, row.voice)) for row, own, cache in spoken]
+        return [(own, row.speech.followed_by(cache, row.voice, self.rules.kept_tokens)) for row, own, cache in spoken]
 
     def render(self, rows: Sequence[FlowRow], condition: Tensor, *, is_last: bool) -> tuple[Tensor, list[FlowCache]]:
         """One chunk of each of B sessions, read beside its voice and the speech before it.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from antiphon.models.minicpmo.flow_retention import (
+    TokenRetention,
     encoder_speech_frames,
-    encoder_speech_tokens,
     estimator_prompt_frames,
     estimator_speech_frames,
 )
@@ -172,7 +172,7 @@ class SpeechState:
             )
         )
 
-    def followed_by(self, chunk: FlowCache, voice: Voice) -> SpeechState:
+    def followed_by(self, chunk: FlowCache, voice: Voice, kept_tokens: TokenRetention) -> SpeechState:
         """The state after `chunk`: it joins the generated entries, then what the reference would not keep goes."""
         old, new = self.cache.encoder, chunk.encoder
         tokens = KeysValues.joined((voice.cache.encoder.tokens, old.tokens, new.tokens))
@@ -183,7 +183,7 @@ class SpeechState:
                 EncoderCache(
                     new.lookahead_tail,
                     new.upsampling_tail,
-                    tokens.copy(encoder_speech_tokens(voice.num_tokens, tokens.num_entries)),
+                    tokens.copy(kept_tokens(voice.num_tokens, tokens.num_entries)),
                     frames.copy((encoder_speech_frames(frames.num_entries),)),
                 ),
                 tuple(

@@ -8,10 +8,17 @@ Test: tests/models/test_flow.py simulates the packed cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from antiphon.units import MEL_FRAMES_PER_CODEC_TOKEN
 
 PINNED_FRAMES = 100
 PINNED_TOKENS = PINNED_FRAMES // MEL_FRAMES_PER_CODEC_TOKEN
+
+
+TokenRetention = Callable[[int, int], tuple[range, ...]]
+"""Prompt tokens, and entries of `prompt ‖ speech` (old before new) of the token-rate layers -> the entries that follow
+the prompt from now on."""
 
 
 def estimator_speech_frames(num_prompt_frames: int, num_speech_frames: int) -> tuple[range, ...]:
@@ -40,8 +47,13 @@ def encoder_speech_frames(num_speech_frames: int) -> range:
     return range(max(0, num_speech_frames - PINNED_FRAMES), num_speech_frames)
 
 
-def encoder_speech_tokens(num_prompt_tokens: int, num_tokens: int) -> tuple[range, ...]:
-    """Token-rate layers: the entries of `prompt ‖ speech` (old before new) that follow the prompt from now on.
+def newest_speech_tokens(num_prompt_tokens: int, num_tokens: int) -> tuple[range, ...]:
+    """The `TokenRetention` of 1.0.7: the newest 50 generated tokens."""
+    return (range(max(num_prompt_tokens, num_tokens - PINNED_TOKENS), num_tokens),)
+
+
+def frozen_speech_tokens(num_prompt_tokens: int, num_tokens: int) -> tuple[range, ...]:
+    """The `TokenRetention` of 1.0.5.
 
     The reference stores these entries A twice in a row, trims the doubled row and reads the first half of the result:
     the first generated tokens of the turn, for ever. For a prompt under 50 tokens the tail of the result comes from

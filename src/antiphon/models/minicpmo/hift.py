@@ -1,12 +1,15 @@
 """The HiFT vocoder: mel frames to 24 kHz samples by a neural source filter and a short inverse Fourier transform.
 
 One call on one piece of mel; official names (REFERENCE 2.8, without `generator.`), formulas of REFERENCE 9.7 and the
-golden README. Float32 only. Not the joining of pieces: `vocoder.py`. Tests: golden code2wav, tests/models/test_hift.py.
+golden README. Float32 only. What both generations share is here, with the layers of 1.0.5; those of 1.0.7 are in
+`causal_hift.py`. Not the joining of pieces: `vocoder.py`. Tests: golden code2wav, tests/models/test_hift.py.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +31,7 @@ STAGE_SLOPE = 0.1
 LAST_SLOPE = 0.01
 MAX_MAGNITUDE = 100.0
 MAX_SAMPLE = 0.99
+LAST_KERNEL = 7
 SNAKE_EPS = 1e-9
 
 
@@ -38,8 +42,8 @@ def fold_weight_norms(module: nn.Module) -> None:
             parametrize.remove_parametrizations(layer, "weight")
 
 
-class Hift(nn.Module):
-    """The weights of `hift.pt`, and the vocoder's two parts: source and filter."""
+class HiftNetwork(nn.Module, ABC):
+    """The weights of `hift.pt` and the filter. Which samples its convolutions see is for the generations to say."""
 
     def __init__(self, config: HiftConfig) -> None:
         super().__init__()
@@ -47,43 +51,48 @@ class Hift(nn.Module):
         num_stages = len(config.upsampling_kernels)
         channels = [config.base_channels >> stage for stage in range(num_stages + 1)]
         frames_per_source_step = [math.prod(UPSAMPLING_RATES[stage + 1 :]) for stage in range(num_stages)]
-        self.f0_predictor = _PitchPredictor(config)
+        self.f0_predictor = _PitchPredictor(config, self._pitch_conv)
         self.m_source = _HarmonicMerge(config.num_harmonics)
-        self.conv_pre = weight_norm(nn.Conv1d(config.num_mel_bins, config.base_channels, 7, padding=3))
+        self.conv_pre = weight_norm(self._first_conv(config.num_mel_bins, config.base_channels))
         self.ups = nn.ModuleList(
-            weight_norm(nn.ConvTranspose1d(before, after, kernel, rate, (kernel - rate) // 2))
+            weight_norm(self._upsampling(before, after, kernel, rate))
             for before, after, kernel, rate in zip(
                 channels, channels[1:], config.upsampling_kernels, UPSAMPLING_RATES, strict=False
             )
         )
         self.source_downs = nn.ModuleList(
-            nn.Conv1d(N_FFT + 2, after, 1 if rate == 1 else 2 * rate, rate, rate // 2)
+            self._downsampling(N_FFT + 2, after, 1 if rate == 1 else 2 * rate, rate)
             for after, rate in zip(channels[1:], frames_per_source_step, strict=True)
         )
         self.source_resblocks = nn.ModuleList(
-            _ResBlock(after, kernel) for after, kernel in zip(channels[1:], config.source_resblock_kernels, strict=True)
+            _ResBlock(after, kernel, self._conv)
+            for after, kernel in zip(channels[1:], config.source_resblock_kernels, strict=True)
         )
         self.resblocks = nn.ModuleList(
-            _ResBlock(after, kernel) for after in channels[1:] for kernel in config.resblock_kernels
+            _ResBlock(after, kernel, self._conv) for after in channels[1:] for kernel in config.resblock_kernels
         )
-        self.conv_post = weight_norm(nn.Conv1d(channels[-1], N_FFT + 2, 7, padding=3))
+        self.conv_post = weight_norm(self._conv(channels[-1], N_FFT + 2, LAST_KERNEL, 1))
 
-    def pitch_hz(self, mel: Tensor) -> Tensor:
-        """mel: [B, M, T] float32 -> [B, T] float32."""
-        pitch: Tensor = self.f0_predictor(mel)
-        return pitch
+    @abstractmethod
+    def _pitch_conv(self, num_before: int, num_after: int, index: int) -> nn.Module:
+        """The pitch predictor's convolution number `index`."""
 
-    def source(self, pitch_hz: Tensor, noise: Tensor) -> Tensor:
-        """The excitation signal. The phase starts at zero in every call.
+    @abstractmethod
+    def _first_conv(self, num_before: int, num_after: int) -> nn.Module: ...
 
-        pitch_hz: [B, T] float32
-        noise:    [B, 480 T, 9] float32, standard normal, or zeros
-        Returns: [B, 480 T] float32.
-        """
-        sines, is_voiced = harmonics(pitch_hz, noise.shape[-1])
-        amplitude = torch.where(is_voiced, VOICED_NOISE, UNVOICED_NOISE)
-        out: Tensor = self.m_source(sines * is_voiced + amplitude * noise)
-        return out
+    @abstractmethod
+    def _upsampling(self, num_before: int, num_after: int, kernel: int, rate: int) -> nn.Module: ...
+
+    @abstractmethod
+    def _downsampling(self, num_before: int, num_after: int, kernel: int, rate: int) -> nn.Module: ...
+
+    @abstractmethod
+    def _conv(self, num_before: int, num_after: int, kernel: int, dilation: int) -> nn.Module:
+        """All others: as many steps out as in."""
+
+    def prepare(self) -> None:
+        """Once, when the weights are loaded: to run them."""
+        fold_weight_norms(self)
 
     def filter(self, mel: Tensor, source: Tensor) -> Tensor:
         """mel: [B, M, T], source: [B, 480 T] float32 -> samples [B, 480 T] float32 within ±0.99."""
@@ -103,6 +112,42 @@ class Hift(nn.Module):
         return _samples(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase.sin()).clamp(-MAX_SAMPLE, MAX_SAMPLE)
 
 
+class Hift(HiftNetwork):
+    """The network of 1.0.5. Every convolution looks as far ahead as it looks back."""
+
+    def _pitch_conv(self, num_before: int, num_after: int, index: int) -> nn.Module:
+        return self._conv(num_before, num_after, 3, 1)
+
+    def _first_conv(self, num_before: int, num_after: int) -> nn.Module:
+        return self._conv(num_before, num_after, 7, 1)
+
+    def _upsampling(self, num_before: int, num_after: int, kernel: int, rate: int) -> nn.Module:
+        return nn.ConvTranspose1d(num_before, num_after, kernel, rate, (kernel - rate) // 2)
+
+    def _downsampling(self, num_before: int, num_after: int, kernel: int, rate: int) -> nn.Module:
+        return nn.Conv1d(num_before, num_after, kernel, rate, rate // 2)
+
+    def _conv(self, num_before: int, num_after: int, kernel: int, dilation: int) -> nn.Module:
+        return nn.Conv1d(num_before, num_after, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2)
+
+    def pitch_hz(self, mel: Tensor) -> Tensor:
+        """mel: [B, M, T] float32 -> [B, T] float32."""
+        pitch: Tensor = self.f0_predictor(mel)
+        return pitch
+
+    def source(self, pitch_hz: Tensor, noise: Tensor) -> Tensor:
+        """The excitation signal. The phase starts at zero in every call.
+
+        pitch_hz: [B, T] float32
+        noise:    [B, 480 T, 9] float32, standard normal, or zeros
+        Returns: [B, 480 T] float32.
+        """
+        sines, is_voiced = harmonics(pitch_hz, noise.shape[-1])
+        amplitude = torch.where(is_voiced, VOICED_NOISE, UNVOICED_NOISE)
+        out: Tensor = self.m_source(sines * is_voiced + amplitude * noise)
+        return out
+
+
 def harmonics(pitch_hz: Tensor, num_harmonics: int) -> tuple[Tensor, Tensor]:
     """Sines of the pitch and its multiples, and where there is a voice.
 
@@ -119,18 +164,18 @@ def harmonics(pitch_hz: Tensor, num_harmonics: int) -> tuple[Tensor, Tensor]:
 
 
 class _PitchPredictor(nn.Module):
-    def __init__(self, config: HiftConfig) -> None:
+    def __init__(self, config: HiftConfig, conv: Callable[[int, int, int], nn.Module]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = config.num_mel_bins
-        for _ in range(config.num_pitch_convs):
-            layers += [weight_norm(nn.Conv1d(channels, config.pitch_channels, 3, padding=1)), nn.ELU()]
+        for index in range(config.num_pitch_convs):
+            layers += [weight_norm(conv(channels, config.pitch_channels, index)), nn.ELU()]
             channels = config.pitch_channels
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(config.pitch_channels, 1)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel: [B, M, T] float32 -> [B, T] float32, in Hz."""
+        """mel: [B, M, T] floating -> [B, T] of the same kind, in Hz; the causal one needs three frames more."""
         pitch: Tensor = self.classifier(self.condnet(mel).mT)
         return pitch.abs().squeeze(-1)
 
@@ -149,10 +194,10 @@ class _HarmonicMerge(nn.Module):
 class _ResBlock(nn.Module):
     """Three times: snake, dilated convolution, snake, convolution, plus the input."""
 
-    def __init__(self, channels: int, kernel: int) -> None:
+    def __init__(self, channels: int, kernel: int, conv: Callable[[int, int, int, int], nn.Module]) -> None:
         super().__init__()
-        self.convs1 = nn.ModuleList(_same_conv(channels, kernel, dilation) for dilation in DILATIONS)
-        self.convs2 = nn.ModuleList(_same_conv(channels, kernel, 1) for _ in DILATIONS)
+        self.convs1 = nn.ModuleList(weight_norm(conv(channels, channels, kernel, dilation)) for dilation in DILATIONS)
+        self.convs2 = nn.ModuleList(weight_norm(conv(channels, channels, kernel, 1)) for _ in DILATIONS)
         self.activations1 = nn.ModuleList(_Snake(channels) for _ in DILATIONS)
         self.activations2 = nn.ModuleList(_Snake(channels) for _ in DILATIONS)
 
@@ -163,11 +208,6 @@ class _ResBlock(nn.Module):
         ):
             x = x + conv2(snake2(conv1(snake1(x))))
         return x
-
-
-def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Module:
-    conv = nn.Conv1d(channels, channels, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2)
-    return weight_norm(conv)
 
 
 class _Snake(nn.Module):

@@ -17,11 +17,15 @@ UPSAMPLING_RATES = (8, 5, 3)
 """Steps of one mel frame up to the frames of the short Fourier transform, stage by stage; not visible in shapes."""
 
 
-class VocoderGeneration(Enum):
-    """Which minicpmo-utils a checkpoint's vocoder belongs to; the value is the kernel width of `conv_pre`."""
+class Generation(Enum):
+    """Which minicpmo-utils a checkpoint is made for. Its vocoder tells; flow and vocoder of one folder go together."""
 
-    V1_0_5 = 7
-    V1_0_7 = 5
+    V1_0_5 = "1.0.5"
+    V1_0_7 = "1.0.7"
+
+
+_GENERATIONS = {7: Generation.V1_0_5, 5: Generation.V1_0_7}
+"""By the kernel width of `conv_pre`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class HiftConfig:
     resblock_kernels: of the parallel blocks of every stage
     """
 
+    generation: Generation
     num_mel_bins: int
     base_channels: int
     num_harmonics: int
@@ -43,30 +48,18 @@ class HiftConfig:
 
 Shapes = Mapping[str, Sequence[int]]
 
-
-def vocoder_generation(shapes: Shapes) -> VocoderGeneration:
-    """Raises: CheckpointError if the weights are no HiFT vocoder."""
-    width = _shape(shapes, "conv_pre")[2]
-    try:
-        return VocoderGeneration(width)
-    except ValueError as error:
-        known = ", ".join(str(one.value) for one in VocoderGeneration)
-        raise CheckpointError(
-            f"hift.pt: conv_pre has a kernel of {width}, known are {known}; is this a MiniCPM-o 4.5 vocoder?"
-        ) from error
+_DOUBT = "is this a MiniCPM-o 4.5 vocoder?"
 
 
 def hift_config(shapes: Shapes) -> HiftConfig:
     """shapes: of all weights by official name.
 
-    Raises: CheckpointError if a weight is missing or the vocoder is of a generation that is not served.
+    Raises: CheckpointError if a weight is missing or the weights are no HiFT vocoder.
     """
-    if vocoder_generation(shapes) is VocoderGeneration.V1_0_7:
-        raise CheckpointError(
-            "hift.pt is the causal vocoder of minicpmo-utils 1.0.7 (conv_pre has a kernel of 5); this version of "
-            "Antiphon serves the vocoder of 1.0.5 (kernel 7): use checkpoint revision 503e757"
-        )
-    base_channels, num_mel_bins, _ = _shape(shapes, "conv_pre")
+    base_channels, num_mel_bins, width = _shape(shapes, "conv_pre")
+    if width not in _GENERATIONS:
+        known = ", ".join(str(one) for one in _GENERATIONS)
+        raise CheckpointError(f"hift.pt: conv_pre has a kernel of {width}, known are {known}; {_DOUBT}")
     upsampling_kernels = _kernels(shapes, "ups.{}")
     source_resblock_kernels = _kernels(shapes, "source_resblocks.{}.convs1.0")
     resblock_kernels = _kernels(shapes, "resblocks.{}.convs1.0")
@@ -78,6 +71,7 @@ def hift_config(shapes: Shapes) -> HiftConfig:
             f"{len(resblock_kernels)} resblocks; {num_stages} stages need {num_stages}, {num_stages} and a multiple"
         )
     return HiftConfig(
+        generation=_GENERATIONS[width],
         num_mel_bins=num_mel_bins,
         base_channels=base_channels,
         num_harmonics=_plain_shape(shapes, "m_source.l_linear.weight")[1],
@@ -104,4 +98,4 @@ def _plain_shape(shapes: Shapes, name: str) -> Sequence[int]:
     try:
         return shapes[name]
     except KeyError as error:
-        raise CheckpointError(f"hift.pt has no weight {name!r}; is this a MiniCPM-o 4.5 vocoder?") from error
+        raise CheckpointError(f"hift.pt has no weight {name!r}; {_DOUBT}") from error

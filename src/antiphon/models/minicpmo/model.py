@@ -1,6 +1,7 @@
 """All networks of MiniCPM-o 4.5, built by a checkpoint's configuration and filled with its weights. Runs nothing.
 
-What the files decide instead of config.json is decided here: the vision tower's depth and the vocoder's sizes.
+What the files decide instead of config.json is decided here: the vision tower's depth, the vocoder's sizes and the
+generation of flow and vocoder.
 Shown by tests/models/test_checkpoint.py.
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import assert_never
 
 import torch
+from torch import Tensor
 
 from antiphon.models.minicpmo.audio_encoder import AudioEncoder
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, WeightFile, load, require_fit
@@ -24,14 +27,18 @@ from antiphon.models.minicpmo.config import (
     thinker_config,
     vision_config,
 )
-from antiphon.models.minicpmo.flow import Flow
+from antiphon.models.minicpmo.causal_hift import CausalHift
+from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
+from antiphon.models.minicpmo.flow import Flow, MelSynthesizer
 from antiphon.models.minicpmo.flow_config import FlowConfig, read_flow_yaml
-from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
-from antiphon.models.minicpmo.hift_config import HiftConfig, hift_config
+from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.hift import Hift
+from antiphon.models.minicpmo.hift_config import Generation, HiftConfig, hift_config
 from antiphon.models.minicpmo.resampler import Resampler
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.vision import VisionEncoder, VisionTower, count_layers
+from antiphon.models.minicpmo.vocoder import SpeechVocoder, Vocoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,21 @@ class Model:
     audio: AudioEncoder
     talker: TalkerNetwork
     flow: Flow
-    hift: Hift
+    hift: Hift | CausalHift
+
+    def synthesizer(self, noise: Tensor, num_steps: int) -> MelSynthesizer:
+        """What runs the flow as the checkpoint's generation does; noise, num_steps: as in `MelSynthesizer`."""
+        return MelSynthesizer(self.flow, noise, num_steps, flow_rules(self.config.hift.generation))
+
+    def vocoder(self) -> SpeechVocoder:
+        """What runs the vocoder of the checkpoint's generation."""
+        match self.hift:
+            case Hift():
+                return Vocoder(self.hift)
+            case CausalHift():
+                return CausalVocoder(self.hift)
+            case never:
+                assert_never(never)
 
     def parts(self) -> tuple[Part, ...]:
         """Which network's weights are where; together they use every tensor of a checkpoint."""
@@ -103,7 +124,7 @@ def load_model(checkpoint: Checkpoint, devices: Mapping[Section, torch.device], 
         if section is Section.TALKER:
             model.talker.fold_weight_norms()
         if section is Section.VOCODER:
-            fold_weight_norms(model.hift)
+            model.hift.prepare()
     return model
 
 
@@ -136,5 +157,15 @@ def build_model(config: ModelConfig) -> Model:
             audio=AudioEncoder(config.audio),
             talker=TalkerNetwork(config.talker),
             flow=Flow(config.flow),
-            hift=Hift(config.hift),
+            hift=_hift(config.hift),
         )
+
+
+def _hift(config: HiftConfig) -> Hift | CausalHift:
+    match config.generation:
+        case Generation.V1_0_5:
+            return Hift(config)
+        case Generation.V1_0_7:
+            return CausalHift(config)
+        case never:
+            assert_never(never)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from antiphon.models.minicpmo.config import AudioConfig, DecoderConfig, TalkerConfig, ThinkerConfig, VisionConfig
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
-from antiphon.models.minicpmo.hift_config import HiftConfig
+from antiphon.models.minicpmo.hift_config import Generation, HiftConfig
 from antiphon.models.minicpmo.model import ModelConfig
 
 RELEASED = ModelConfig(
@@ -22,7 +22,7 @@ RELEASED = ModelConfig(
     flow=FlowConfig(
         6561, 80, 192, 0.7, EncoderConfig(512, 6, 4, 8, 2048, 3, 2), EstimatorConfig(320, 512, 16, 8, 64, 2048)
     ),
-    hift=HiftConfig(80, 512, 9, 512, 5, (16, 11, 7), (7, 7, 11), (3, 7, 11)),
+    hift=HiftConfig(Generation.V1_0_5, 80, 512, 9, 512, 5, (16, 11, 7), (7, 7, 11), (3, 7, 11)),
 )
 """REFERENCE 1."""
 

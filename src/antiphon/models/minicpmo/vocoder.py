@@ -1,9 +1,9 @@
-"""Mel chunks to one continuous waveform: the vocoder with its short memory, and the joining of what it returns.
+"""Mel chunks to one continuous waveform: what any vocoder does for a turn, and the one of minicpmo-utils 1.0.5.
 
-The reference of minicpmo-utils 1.0.5 vocodes a chunk together with the last 8 mel frames, continues the old source
+The reference of 1.0.5 vocodes a chunk together with the last 8 mel frames, continues the old source
 signal through them and fades the two renderings of those 160 ms into each other (REFERENCE 9.7). Equally long pieces
-of several sessions are one batch. Not PCM, not units: `stages/code2wav`. Tests: golden code2wav,
-tests/models/test_hift.py.
+of several sessions are one batch. Not PCM, not units: `stages/code2wav`. Not 1.0.7: `causal_vocoder.py`. Tests: golden
+code2wav, tests/models/test_hift.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from antiphon.kernels.sampling.draws import generator_seed
+from antiphon.kernels.sampling.draws import generator_seed, uniforms
 from antiphon.models.minicpmo.hift import Hift
 from antiphon.units import SAMPLES_PER_MEL_FRAME
 
@@ -29,6 +29,9 @@ class SourceNoise(Protocol):
     def draw(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
         """[1, num_samples, num_harmonics] float32, standard normal, on the vocoder's device; and the noise after it."""
 
+    def draw_uniform(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
+        """The same from 0 to 1. Two draws one after the other give what one of both lengths gives."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeededNoise:
@@ -36,12 +39,21 @@ class SeededNoise:
 
     seed: int
     device: torch.device
-    num_drawn: int = 0
+    num_drawn_samples: int = 0
 
     def draw(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
-        generator = torch.Generator(self.device).manual_seed(generator_seed(self.seed, self.num_drawn))
+        seed = generator_seed(self.seed, self.num_drawn_samples)
+        generator = torch.Generator(self.device).manual_seed(seed)
         values = torch.randn(1, num_samples, num_harmonics, generator=generator, device=self.device)
-        return values, replace(self, num_drawn=self.num_drawn + 1)
+        return values, self._after(num_samples)
+
+    def draw_uniform(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
+        after = self._after(num_samples)
+        counters = torch.arange(self.num_drawn_samples, after.num_drawn_samples, device=self.device)
+        return uniforms(torch.full_like(counters, self.seed), counters, num_harmonics)[None], after
+
+    def _after(self, num_samples: int) -> SeededNoise:
+        return replace(self, num_drawn_samples=self.num_drawn_samples + num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,50 @@ class NoNoise:
 
     def draw(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
         return torch.zeros(1, num_samples, num_harmonics, device=self.device), self
+
+    def draw_uniform(self, num_samples: int, num_harmonics: int) -> tuple[Tensor, SourceNoise]:
+        return self.draw(num_samples, num_harmonics)
+
+
+class TurnState(Protocol):
+    """How the last chunk of a turn ended. It goes back to the vocoder that made it; nobody else looks into it."""
+
+    @property
+    def noise(self) -> SourceNoise:
+        """What comes next, in this turn and after it."""
+
+    def num_frames(self, num_new_frames: int, *, is_last: bool) -> int:
+        """Frames that a run with so many new ones computes: rows of one run have equally many."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VocoderRow:
+    """One session's chunk in a common run.
+
+    mel: [1, M, T] floating; for 1.0.5, T ≥ 8 unless `is_last`
+    """
+
+    mel: Tensor
+    state: TurnState
+    is_last: bool
+
+    @property
+    def num_frames(self) -> int:
+        return self.state.num_frames(self.mel.shape[-1], is_last=self.is_last)
+
+
+class SpeechVocoder(Protocol):
+    """What code2wav needs of a vocoder. It holds no session's state."""
+
+    def at_turn_start(self, noise: SourceNoise) -> TurnState: ...
+
+    def speak(self, rows: Sequence[VocoderRow]) -> Sequence[tuple[Tensor, TurnState]]:
+        """The next samples of a turn, for each of several sessions.
+
+        rows: with equally many frames
+        Returns: per row [1, n] float32, and the state after them. As many samples as the chunk has frames, after 160 ms
+        of silence at a turn's start; the last chunk ends with the 160 ms that were held back until then.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,26 +124,13 @@ class VocoderState:
     speech_tail: Tensor
     noise: SourceNoise
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VocoderRow:
-    """One session's chunk in a common run.
-
-    mel: [1, M, T] floating; T ≥ 8 unless `is_last`
-    """
-
-    mel: Tensor
-    state: VocoderState
-    is_last: bool
-
-    @property
-    def num_frames(self) -> int:
-        """Frames that the network sees: those of the chunk before come again."""
-        return self.state.mel_tail.shape[-1] + self.mel.shape[-1]
+    def num_frames(self, num_new_frames: int, *, is_last: bool) -> int:  # noqa: ARG002 - 1.0.5 renders all there is
+        """The frames of the chunk before come again."""
+        return self.mel_tail.shape[-1] + num_new_frames
 
 
 class Vocoder:
-    """Runs HiFT chunk by chunk. Holds no session's state."""
+    """Runs the HiFT of 1.0.5 chunk by chunk. Holds no session's state."""
 
     def __init__(self, hift: Hift) -> None:
         self.hift = hift
@@ -104,21 +147,30 @@ class Vocoder:
         Returns: per row [1, n] float32 within ±1.08, n as in `spliced`, and the state after them.
         """
         num_samples = rows[0].num_frames * SAMPLES_PER_MEL_FRAME
-        pieces = [torch.cat((row.state.mel_tail, row.mel.to(self._like.dtype)), dim=-1) for row in rows]
-        draws = [row.state.noise.draw(num_samples, self.hift.config.num_harmonics) for row in rows]
+        states = [_own(row.state) for row in rows]
+        pieces = [
+            torch.cat((state.mel_tail, row.mel.to(self._like.dtype)), dim=-1)
+            for state, row in zip(states, rows, strict=True)
+        ]
+        draws = [state.noise.draw(num_samples, self.hift.config.num_harmonics) for state in states]
         mel, drawn = torch.cat(pieces), torch.cat([values for values, _ in draws])
         new_source = self.hift.source(self.hift.pitch_hz(mel), drawn)
         source = torch.cat(
-            [_continued(row.state.source_tail, own) for row, own in zip(rows, new_source.chunk(len(rows)), strict=True)]
+            [_continued(state.source_tail, own) for state, own in zip(states, new_source.chunk(len(rows)), strict=True)]
         )
         speech = self.hift.filter(mel, source)
         ended: list[tuple[Tensor, VocoderState]] = []
-        for index, (row, (_, noise)) in enumerate(zip(rows, draws, strict=True)):
+        for index, (row, state, (_, noise)) in enumerate(zip(rows, states, draws, strict=True)):
             own = slice(index, index + 1)
-            samples, speech_tail = spliced(speech[own], row.state.speech_tail, is_last=row.is_last)
+            samples, speech_tail = spliced(speech[own], state.speech_tail, is_last=row.is_last)
             tails = mel[own, :, -OVERLAP_FRAMES:].clone(), source[own, -OVERLAP_SAMPLES:].clone()
             ended.append((samples, VocoderState(*tails, speech_tail, noise)))
         return ended
+
+
+def _own(state: TurnState) -> VocoderState:
+    assert isinstance(state, VocoderState), f"{type(state).__name__} is of another vocoder"
+    return state
 
 
 def _continued(tail: Tensor, source: Tensor) -> Tensor:

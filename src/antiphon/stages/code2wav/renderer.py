@@ -18,7 +18,7 @@ from antiphon.core.codec_buffer import CodecBuffer, Window
 from antiphon.errors import AntiphonError, InputError, InternalError
 from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
-from antiphon.models.minicpmo.vocoder import SourceNoise, Vocoder, VocoderRow, VocoderState
+from antiphon.models.minicpmo.vocoder import SourceNoise, SpeechVocoder, TurnState, VocoderRow
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.units import OUTPUT_SAMPLES_PER_UNIT
 
@@ -55,7 +55,7 @@ class ChunkRow:
 class Renderer:
     """Writes the sessions' states; shares flow and vocoder among them."""
 
-    def __init__(self, synthesizer: MelSynthesizer, vocoder: Vocoder, max_rows: int) -> None:
+    def __init__(self, synthesizer: MelSynthesizer, vocoder: SpeechVocoder, max_rows: int) -> None:
         """max_rows: sessions in one solve, as of `rows_per_solve`; more take turns."""
         self._synthesizer = synthesizer
         self._vocoder = vocoder
@@ -158,7 +158,7 @@ class _Work:
     row: ChunkRow
     buffer: CodecBuffer
     speech: SpeechState
-    vocoder: VocoderState
+    vocoder: TurnState
     windows: list[Window] = field(default_factory=list)
     mel: Tensor = field(default_factory=lambda: torch.empty(0))
     pieces: list[Tensor] = field(default_factory=list)
@@ -195,7 +195,7 @@ def _as_ours(error: Exception) -> AntiphonError:
 
 def _join(works: Sequence[_Work]) -> None:
     (work,) = works
-    empty = work.vocoder.speech_tail.new_zeros(0)
+    empty = work.row.state.voice.speaker.new_zeros(0)
     work.pcm = unit_pcm(work.pieces, is_turn_end=work.row.is_turn_end) if work.pieces else empty
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from antiphon.core.codec_buffer import CodecBuffer
 from antiphon.core.sampling import Draws
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
-from antiphon.models.minicpmo.vocoder import VocoderState
+from antiphon.models.minicpmo.vocoder import TurnState
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 
@@ -31,7 +31,7 @@ class Code2WavState:
     voice: Voice
     buffer: CodecBuffer
     speech: SpeechState
-    vocoder: VocoderState
+    vocoder: TurnState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tokenizers import pre_tokenizers
 
-from antiphon.models.minicpmo.hift_config import HiftConfig
+from antiphon.models.minicpmo.hift_config import Generation, HiftConfig
 
 BYTES = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))
 """Byte-level characters, one per byte; the first ids, so that any text has ids."""
@@ -165,6 +165,7 @@ flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
 """
 
 HIFT = HiftConfig(
+    generation=Generation.V1_0_5,
     num_mel_bins=80,
     base_channels=32,
     num_harmonics=9,

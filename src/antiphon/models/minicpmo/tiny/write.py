@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, VOICE_MODEL_FILES, Part, WeightFile
 from antiphon.models.minicpmo.config import audio_config, talker_config, thinker_config, vision_config
 from antiphon.models.minicpmo.flow_config import read_flow_yaml
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Model, ModelConfig, build_model
 from antiphon.models.minicpmo.new_folder import new_folder, write_json
 from antiphon.models.minicpmo.tiny.behaviour import Ids, teach_ears, teach_talker, teach_thinker, teach_vocoder
@@ -23,24 +25,25 @@ _PRINTABLE = frozenset(map(chr, range(0x21, 0x7F))) | {"Ġ"}
 """Byte-level characters of visible ASCII and of the space: what the model may say."""
 
 
-def write_tiny(folder: Path) -> None:
+def write_tiny(folder: Path, generation: Generation = Generation.V1_0_5) -> None:
     """Make the tiny checkpoint; the same bytes every time.
 
     folder: appears when everything is written.
+    generation: whose vocoder it gets.
     Raises: ConfigError if it is there already and not empty, or cannot be made.
     """
     with new_folder(folder) as whole:
-        _write(whole)
+        _write(whole, generation)
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, generation: Generation) -> None:
     vocoder = folder / VOCODER_FOLDER
     vocoder.mkdir(parents=True)
     (vocoder / "flow.yaml").write_text(FLOW_YAML, encoding="utf-8")
     write_json(folder / "config.json", CONFIG)
     ids = _write_tokenizer(folder)
 
-    parts = _model(vocoder / "flow.yaml").parts()
+    parts = _model(vocoder / "flow.yaml", generation).parts()
     main = _random(parts, WeightFile.MAIN)
     teach_thinker(main, ids)
     teach_ears(main)
@@ -51,12 +54,13 @@ def _write(folder: Path) -> None:
     torch.save(_random(parts, WeightFile.FLOW), vocoder / "flow.pt")
     hift = _random(parts, WeightFile.HIFT)
     teach_vocoder(hift)
-    torch.save({HIFT_PREFIX + name: weight for name, weight in hift.items()}, vocoder / "hift.pt")
+    prefix = HIFT_PREFIX if generation is Generation.V1_0_5 else ""
+    torch.save({prefix + name: weight for name, weight in hift.items()}, vocoder / "hift.pt")
     for name, write in zip(VOICE_MODEL_FILES, (write_speaker_encoder, write_speech_tokenizer), strict=True):
         write(vocoder / name)
 
 
-def _model(flow_yaml: Path) -> Model:
+def _model(flow_yaml: Path, generation: Generation) -> Model:
     vision = vision_config(CONFIG)
     return build_model(
         ModelConfig(
@@ -66,7 +70,7 @@ def _model(flow_yaml: Path) -> Model:
             audio=audio_config(CONFIG),
             talker=talker_config(CONFIG),
             flow=read_flow_yaml(flow_yaml),
-            hift=HIFT,
+            hift=replace(HIFT, generation=generation),
         )
     )
 
