@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from golden_kinds import audio, code2wav, endtoend, talker, thinker, vision
+from golden_kinds import audio, causal, code2wav, endtoend, talker, thinker, vision
 from golden_kinds.report import Outcome
 
-KINDS = {"llm": thinker, "apm": audio, "vpm": vision, "tts": talker, "flow": code2wav}
+KINDS = {"llm": thinker, "apm": audio, "vpm": vision, "tts": talker, "flow": code2wav, "causal": causal}
 """By the first part of the names in weights.safetensors."""
 
 

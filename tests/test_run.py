@@ -248,6 +248,27 @@ def test_inspect_tells_what_a_whole_checkpoint_holds(tiny_checkpoint: Path) -> N
         assert part in done.stdout
 
 
+def test_a_checkpoint_of_1_0_7_listens_and_speaks(desk: Desk, tiny_causal_checkpoint: Path) -> None:
+    """Its vocoder makes other sound of the same words, as much of it and at the same times."""
+    logs, samples = [], []
+    for checkpoint in (desk.checkpoint, tiny_causal_checkpoint):
+        logs.append(Desk(desk.folder, checkpoint, desk.recording).events("--greedy"))
+        samples.append(sf.read(desk.output, always_2d=True)[0][:, 1])
+    kinds = [[event["type"] for event in log] for log in logs]
+    assert kinds[0] == kinds[1]
+    assert len(samples[0]) == len(samples[1])
+    assert not np.array_equal(*samples)
+    loudest = np.abs(samples[1]).max()
+    assert 0.01 < loudest < 1
+    assert "minicpmo-utils 1.0.7" in antiphon("inspect", str(tiny_causal_checkpoint)).stdout
+
+
+def test_tiny_writes_a_checkpoint_of_the_generation_that_is_asked_for(tmp_path: Path) -> None:
+    assert antiphon("tiny", str(tmp_path / "new"), "--vocoder", "1.0.7").exit_code == 0
+    assert "minicpmo-utils 1.0.7" in antiphon("inspect", str(tmp_path / "new")).stdout
+    assert antiphon("tiny", str(tmp_path / "old"), "--vocoder", "1.0.6").exit_code != 0
+
+
 def test_tiny_writes_a_checkpoint_once(tmp_path: Path) -> None:
     assert antiphon("tiny", str(tmp_path / "tiny")).exit_code == 0
     assert (tmp_path / "tiny" / "config.json").is_file()

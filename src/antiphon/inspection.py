@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from antiphon.config import DEFAULT_HIGH_TOKENS, SessionConfig
-from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, WeightFile, fit, shortened
+from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, fit, shortened
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
 from antiphon.stages.thinker.senses import num_input_tokens
 

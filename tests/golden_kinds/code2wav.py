@@ -172,9 +172,7 @@ def _chunk(golden: Golden, voice: Voice, state: _TurnState, found: Comparison, f
     num_frames = mel.shape[1]
     labelled_voice = _labelled_voice(voice)
     first = voice.num_frames + state.num_frames
-    state.labels = state.labels.followed_by(
-        _labels(first, first + num_frames), labelled_voice, RULES.kept_tokens
-    )
+    state.labels = state.labels.followed_by(_labels(first, first + num_frames), labelled_voice, RULES.kept_tokens)
     state.num_frames += num_frames
 
     found.equal([len(tokens), num_frames, wav.shape[1]], [facts.tokens, facts.mel_frames, facts.wav_samples])

@@ -6,6 +6,7 @@ import io
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -17,9 +18,14 @@ from torch import nn
 
 from antiphon.errors import CheckpointError
 from antiphon.inspection import Inspection, inspect, render
-from antiphon.models.minicpmo.checkpoint import WeightFile, open_checkpoint
+from antiphon.models.minicpmo.causal_hift import CausalHift
+from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
+from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, WeightFile, open_checkpoint
+from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Model, build_model
 from antiphon.models.minicpmo.released import RELEASED
+from antiphon.models.minicpmo.vocoder import Vocoder
 from build import CPU, GOLDEN_CHECKPOINT, Tensors, copied_checkpoint, edit_main, edit_pickle, model
 
 VOCODER = Path("assets/token2wav")
@@ -291,3 +297,46 @@ def test_the_released_sizes_give_the_released_tensors() -> None:
     num_parameters = {name: sum(torch.Size(s).numel() for s in shapes.values()) for name, shapes in parts.items()}
     assert round(num_parameters["flow"] / 1e6, 1) == 155.8
     assert round(num_parameters["vocoder"] / 1e6, 2) == 20.82
+
+
+def test_the_released_sizes_of_1_0_7_give_its_vocoders_tensors() -> None:
+    """Shapes of REFERENCE 2.8."""
+    config = replace(RELEASED, hift=replace(RELEASED.hift, generation=Generation.V1_0_7))
+    *_, vocoder = build_model(config).parts()
+    shapes = vocoder.shapes()
+    assert len(shapes) == 328
+    assert round(sum(torch.Size(shape).numel() for shape in shapes.values()) / 1e6, 2) == 20.78
+    directions = {name: shapes[f"{name}.parametrizations.weight.original1"] for name in NEW_IN_1_0_7}
+    assert directions == NEW_IN_1_0_7
+    assert [shapes[f"ups.{stage}.parametrizations.weight.original0"][0] for stage in range(3)] == [256, 128, 64]
+    assert [shapes[f"source_downs.{stage}.weight"] for stage in range(3)] == [(256, 18, 30), (128, 18, 6), (64, 18, 1)]
+
+
+NEW_IN_1_0_7 = {
+    "conv_pre": (512, 80, 5),
+    "ups.0": (256, 512, 16),
+    "ups.1": (128, 256, 11),
+    "ups.2": (64, 128, 7),
+    "f0_predictor.condnet.0": (512, 80, 4),
+}
+"""Shapes that 1.0.5 does not have, of weight-normed convolutions."""
+
+
+def test_a_checkpoint_of_1_0_7_is_loaded_whole_and_run_as_one(tiny_causal_checkpoint: Path) -> None:
+    checkpoint = open_checkpoint(tiny_causal_checkpoint)
+    names = torch.load(tiny_causal_checkpoint / VOCODER / "hift.pt", weights_only=True).keys()
+    assert not any(name.startswith(HIFT_PREFIX) for name in names)
+    found = inspect(checkpoint)
+    assert found.is_complete
+    assert {one.about: one.outcome for one in found.decisions}["vocoder"] == "minicpmo-utils 1.0.7"
+    loaded = model(tiny_causal_checkpoint)
+    assert isinstance(loaded.hift, CausalHift)
+    assert isinstance(loaded.vocoder(), CausalVocoder)
+    assert loaded.synthesizer(torch.zeros(80, 200), 1).rules == flow_rules(Generation.V1_0_7)
+    assert not any(weight.is_meta for weight in loaded.hift.state_dict().values())
+
+
+def test_a_checkpoint_of_1_0_5_is_run_as_one() -> None:
+    loaded = model(GOLDEN_CHECKPOINT)
+    assert isinstance(loaded.vocoder(), Vocoder)
+    assert loaded.synthesizer(torch.zeros(80, 200), 1).rules == flow_rules(Generation.V1_0_5)

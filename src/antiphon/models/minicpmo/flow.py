@@ -113,7 +113,9 @@ class MelSynthesizer:
         silence = [SILENCE_TOKEN] * self.flow.config.encoder.lookahead_tokens
         ahead = self.rules.after_prompt(prompt.tokens, silence)
         if len(ahead) < len(silence):
-            raise AudioError(f"the voice has {len(ahead)} codec tokens, {len(silence)} are needed; use a longer recording")
+            raise AudioError(
+                f"the voice has {len(ahead)} codec tokens, {len(silence)} are needed; use a longer recording"
+            )
         tokens = (*prompt.tokens, *ahead)
         row = FlowRow(tokens, nobody, SpeechState.at_turn_start(nobody))
         _, (cache,) = self.render([row], condition, is_last=False)

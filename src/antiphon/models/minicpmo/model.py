@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from antiphon.models.minicpmo.audio_encoder import AudioEncoder
+from antiphon.models.minicpmo.causal_hift import CausalHift
+from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, WeightFile, load, require_fit
 from antiphon.models.minicpmo.config import (
     AudioConfig,
@@ -27,8 +29,6 @@ from antiphon.models.minicpmo.config import (
     thinker_config,
     vision_config,
 )
-from antiphon.models.minicpmo.causal_hift import CausalHift
-from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer
 from antiphon.models.minicpmo.flow_config import FlowConfig, read_flow_yaml
 from antiphon.models.minicpmo.flow_rules import flow_rules

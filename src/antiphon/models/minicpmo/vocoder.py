@@ -124,7 +124,7 @@ class VocoderState:
     speech_tail: Tensor
     noise: SourceNoise
 
-    def num_frames(self, num_new_frames: int, *, is_last: bool) -> int:  # noqa: ARG002 - 1.0.5 renders all there is
+    def num_frames(self, num_new_frames: int, *, is_last: bool) -> int:
         """The frames of the chunk before come again."""
         return self.mel_tail.shape[-1] + num_new_frames
 
