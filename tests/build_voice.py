@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.models.minicpmo.causal_hift import CausalHift
+from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import FlowCache
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
 from antiphon.models.minicpmo.flow_rules import flow_rules
 from antiphon.models.minicpmo.hift import Hift, HiftNetwork, fold_weight_norms
 from antiphon.models.minicpmo.hift_config import Generation, HiftConfig
+from antiphon.models.minicpmo.vocoder import SpeechVocoder, Vocoder
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 CPU = torch.device("cpu")
@@ -67,6 +69,14 @@ def hift() -> Hift:
     folded = unfolded_hift()
     fold_weight_norms(folded)
     return folded
+
+
+def vocoder(generation: Generation, device: torch.device = CPU) -> SpeechVocoder:
+    match generation:
+        case Generation.V1_0_5:
+            return Vocoder(hift().to(device))
+        case Generation.V1_0_7:
+            return CausalVocoder(causal_hift().to(device))
 
 
 def unfolded_hift() -> Hift:

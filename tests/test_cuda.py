@@ -20,10 +20,11 @@ from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Section, load_model
 from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import load_tokenizer
-from antiphon.models.minicpmo.vocoder import NoNoise, Vocoder
+from antiphon.models.minicpmo.vocoder import NoNoise
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.talker.stage import TalkerStage
@@ -68,12 +69,14 @@ def test_a_bfloat16_call_runs_and_speaks(tiny_checkpoint: Path, slide: SlideMode
     assert any(result.outcome.slide for result in results)
 
 
-def five_seconds_of_four_voices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+def five_seconds_of_four_voices(
+    device: torch.device, generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> list[Tensor]:
     """Float32; solves are shared where the device allows it."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with torch.inference_mode():
-        synthesizer, vocoder = build_voice.synthesizer(device=device), Vocoder(build_voice.hift().to(device))
-        renderer = Renderer(synthesizer, vocoder, rows_per_solve(device))
+        synthesizer = build_voice.synthesizer(device=device, generation=generation)
+        renderer = Renderer(synthesizer, build_voice.vocoder(generation, device), rows_per_solve(device))
         prompts = [build_voice.prompt(num_tokens, seed=num_tokens) for num_tokens in (3, 10, 30, 60)]
         states = [renderer.open(synthesizer.build_voice(prompt), NoNoise(device)) for prompt in prompts]
         pieces = []
@@ -85,8 +88,11 @@ def five_seconds_of_four_voices(device: torch.device, monkeypatch: pytest.Monkey
         return [*torch.cat(pieces, dim=1)]
 
 
-def test_voices_that_share_a_solve_on_the_gpu_sound_as_each_alone_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = (five_seconds_of_four_voices(torch.device(name), monkeypatch) for name in ("cpu", "cuda"))
+@pytest.mark.parametrize("generation", Generation)
+def test_voices_that_share_a_solve_on_the_gpu_sound_as_each_alone_on_the_cpu(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (five_seconds_of_four_voices(torch.device(name), generation, monkeypatch) for name in ("cpu", "cuda"))
     for one, other in zip(here, there, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=5e-3)
 

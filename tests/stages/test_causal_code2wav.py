@@ -11,7 +11,6 @@ from torch import Tensor
 
 import build_voice
 from antiphon.errors import AntiphonError
-from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.vocoder import SeededNoise
@@ -48,7 +47,7 @@ class Setup:
 def setup() -> Setup:
     with torch.inference_mode():
         synthesizer = build_voice.synthesizer(generation=Generation.V1_0_7)
-        vocoder = CausalVocoder(build_voice.causal_hift())
+        vocoder = build_voice.vocoder(Generation.V1_0_7)
         rows = (rows_per_solve(torch.device(name)) for name in ("cpu", "cuda"))
         return Setup(synthesizer, *(Renderer(synthesizer, vocoder, max_rows) for max_rows in rows))
 
