@@ -57,7 +57,11 @@ def suffixes(parts: Sequence[str], separator: str) -> set[str]:
 @cache
 def known_paths() -> set[str]:
     """Every file and folder of the project, by its whole path and by any end of it."""
-    found = [path for top in ("src", "tests", "docs", "examples") for path in (ROOT / top, *(ROOT / top).rglob("*"))]
+    found = [
+        path
+        for top in ("src", "tests", "docs", "deploy", "examples")
+        for path in (ROOT / top, *(ROOT / top).rglob("*"))
+    ]
     return {end for path in found for end in suffixes(path.relative_to(ROOT).parts, "/")}
 
 
@@ -82,8 +86,10 @@ def members(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ...]]:
             case ast.FunctionDef(name=name):
                 yield (name,)
                 yield from ((attribute,) for attribute in re.findall(r"self\.(\w+)(?:: .+)? = ", ast.unparse(node)))
-            case ast.AnnAssign(target=ast.Name(id=name)):
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
                 yield (name,)
+                # The values of a Literal: names on the wire.
+                yield from ((value,) for value in re.findall(r"'([\w.]+)'", ast.unparse(annotation)))
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 yield (name,)
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):

@@ -42,8 +42,9 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "timeline": ("core", "units"),
     "voices": ("recording", *STAGES_AND_BELOW),
     "offline": ("config", "engine", "recording", *STAGES_AND_BELOW),
+    "loading": ("config", "engine", "live", "voices", *STAGES_AND_BELOW),
     "server": (
-        *("aio", "config", "core", "counts", "errors", "happenings", "units", "voices"),
+        *("aio", "config", "core", "counts", "errors", "happenings", "loading", "units", "voices"),
         "models.minicpmo.prompt",
     ),
     "bench": ("config", "engine", "offline", "recording", "runner.device", *STAGES_AND_BELOW),

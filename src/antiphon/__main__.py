@@ -1,14 +1,14 @@
-"""The command line: `antiphon run`, `antiphon tiny`, `antiphon inspect`. Parses and prints; the work is elsewhere."""
+"""The command line: `antiphon run`, `serve`, `tiny` and `inspect`. Parses and prints; the work is elsewhere."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from antiphon import config
-from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
+from antiphon.config import Dtype, EngineConfig, SessionConfig, WindowLimits, WindowMode, everywhere
 from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
-from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
+from antiphon.core.window import SlideMode, WindowPolicy
 from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.inspection import inspect as inspect_checkpoint
@@ -34,6 +34,10 @@ from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
 from antiphon.offline import NoCamera, PictureFolder, play
 from antiphon.recording import CallWriter, Channels, Recording, read_voice
 from antiphon.runner.device import resolve_device
+from antiphon.server.app import build_app
+from antiphon.server.flags import with_flags
+from antiphon.server.run import serve as run_server
+from antiphon.server.settings import from_environment, from_file, from_flags, resolve
 from antiphon.timeline import Timeline
 from antiphon.voices import VoiceBook
 
@@ -43,12 +47,6 @@ EXIT_CONTEXT_FULL = 3
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console()
-
-
-class WindowMode(Enum):
-    OFF = "off"
-    BASIC = "basic"
-    CONTEXT = "context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +77,14 @@ class WindowFlags:
 
     def policy(self, marker: tuple[int, ...]) -> WindowPolicy:
         """marker: ids in front of `previous` text. Raises: ConfigError if the limits contradict each other."""
-        match self.mode:
-            case WindowMode.OFF:
-                return OffWindow(_given(self.max_tokens, config.TRAINED_CONTEXT_TOKENS))
-            case WindowMode.BASIC:
-                high, low = _given(self.high, config.DEFAULT_HIGH_TOKENS), _given(self.low, config.DEFAULT_LOW_TOKENS)
-                return BasicWindow(high, low)
-            case WindowMode.CONTEXT:
-                return ContextWindow(
-                    _given(self.max_units, config.DEFAULT_MAX_UNITS),
-                    _given(self.previous_tokens, config.DEFAULT_PREVIOUS_MAX_TOKENS),
-                    marker,
-                )
+        limits = WindowLimits(
+            _given(self.max_tokens, config.TRAINED_CONTEXT_TOKENS),
+            _given(self.high, config.DEFAULT_HIGH_TOKENS),
+            _given(self.low, config.DEFAULT_LOW_TOKENS),
+            _given(self.max_units, config.DEFAULT_MAX_UNITS),
+            _given(self.previous_tokens, config.DEFAULT_PREVIOUS_MAX_TOKENS),
+        )
+        return limits.policy(self.mode, marker)
 
 
 @app.command()
@@ -147,6 +141,17 @@ def run(  # noqa: PLR0913 - one parameter per flag
         console.print(f"wrote {output}", highlight=False, soft_wrap=True)
     if last.code != "completed":
         raise typer.Exit(EXIT_CONTEXT_FULL)
+
+
+@app.command()
+@with_flags
+def serve(config: Path | None, flags: Mapping[str, str | None]) -> None:
+    """Serve live calls over the network. Every option is also an environment variable: ANTIPHON_ and its name."""
+    with _errors_in_one_line():
+        file = {} if config is None else from_file(config)
+        environment = from_environment(os.environ)  # noqa: TID251 - the one place where it is read
+        resolved = resolve(from_flags(flags), environment, file)
+        run_server(resolved, build_app, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
 
 
 @app.command()

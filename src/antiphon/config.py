@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import assert_never
 
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
-from antiphon.core.window import BasicWindow, SlideMode, WindowPolicy
+from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, PromptText, wrap
 
@@ -92,6 +93,40 @@ class EngineConfig:
     @property
     def max_speaking_calls(self) -> int:
         return math.ceil(self.speaking_share * self.max_calls)
+
+
+class WindowMode(Enum):
+    """Which policy a window follows, by name."""
+
+    OFF = "off"
+    BASIC = "basic"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimits:
+    """The limits of every mode; a window has those of its own.
+
+    max_tokens: of `off`. high_tokens, low_tokens: of `basic`. max_units, previous_max_tokens: of `context`.
+    """
+
+    max_tokens: int = TRAINED_CONTEXT_TOKENS
+    high_tokens: int = DEFAULT_HIGH_TOKENS
+    low_tokens: int = DEFAULT_LOW_TOKENS
+    max_units: int = DEFAULT_MAX_UNITS
+    previous_max_tokens: int = DEFAULT_PREVIOUS_MAX_TOKENS
+
+    def policy(self, mode: WindowMode, marker: tuple[int, ...]) -> WindowPolicy:
+        """marker: ids in front of `previous` text. Raises: ConfigError if the limits contradict each other."""
+        match mode:
+            case WindowMode.OFF:
+                return OffWindow(self.max_tokens)
+            case WindowMode.BASIC:
+                return BasicWindow(self.high_tokens, self.low_tokens)
+            case WindowMode.CONTEXT:
+                return ContextWindow(self.max_units, self.previous_max_tokens, marker)
+            case never:
+                assert_never(never)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import base64
 import binascii
 import time
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -32,6 +33,8 @@ from antiphon.voices import PreparedVoice
 
 DEFAULT_SYSTEM_PROMPT = "You are a helpful assistant."
 DEFAULT_PAUSE_S = 60.0
+MAX_UNANSWERED = 30
+"""Seconds whose results a client has not read, or that are on their way."""
 SESSION_ID = r"^[A-Za-z0-9_-]{1,128}$"
 
 
@@ -41,13 +44,19 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+class PrepareConfig(_Message):
+    """Of the many settings that the front ends send, what the worker obeys beside the message itself."""
+
+    max_slice_nums: Annotated[int, Field(ge=1)] | None = None
+
+
 class Prepare(_Message):
     type: Literal["prepare"]
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     ref_audio_base64: str | None = None
     tts_ref_audio_base64: str | None = None
     ref_audio_path: str | None = None
-    config: dict[str, JsonValue] = {}
+    config: PrepareConfig = PrepareConfig()
     max_slice_nums: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -76,7 +85,11 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     async def talk(socket: WebSocket, session_id: Annotated[str, Path(pattern=SESSION_ID)]) -> None:
-        await _Connection(service, socket, session_id).run()
+        with service.door.enter(socket.headers) as refusal:
+            if refusal is not None:
+                await refusal.deny(socket)
+                return
+            await _Connection(service, socket, session_id).run()
 
     routes.add_api_websocket_route("/ws/duplex/{session_id}", talk)
     return routes
@@ -100,6 +113,7 @@ class _Connection:
         self._socket = socket
         self._session_id = session_id
         self._sent: deque[_Unit] = deque()  # in order; the first of them are decided
+        self._happenings: AsyncIterator[Happening] | None = None
         self._pause_ends_s: float | None = None  # on the event loop's clock
 
     async def run(self) -> None:
@@ -111,7 +125,7 @@ class _Connection:
             if call is not None:
                 async with asyncio.TaskGroup() as tasks:
                     listening = tasks.create_task(self._listen(call))
-                    tasks.create_task(self._report(call, listening))
+                    tasks.create_task(self._report(listening))
         except* WebSocketDisconnect:
             pass  # the client has gone, and its call goes with it
         finally:
@@ -135,7 +149,8 @@ class _Connection:
         except AntiphonError as error:
             await self._refuse(error)
             return None
-        first = await anext(call.happenings())
+        self._happenings = self._service.happenings(call)
+        first = await anext(self._happenings)
         if isinstance(first, SessionEnded):
             await self._error(first.message)
             await self._socket.close(1013 if first.code == "resource_exhausted" else 1008)
@@ -163,8 +178,8 @@ class _Connection:
 
     def _config(self, asked: Prepare) -> SessionConfig:
         session = self._service.session
-        wanted = asked.max_slice_nums or asked.config.get("max_slice_nums")
-        slices = min(wanted, session.max_slices) if isinstance(wanted, int) and wanted > 0 else 1
+        wanted = asked.max_slice_nums or asked.config.max_slice_nums
+        slices = min(wanted, session.max_slices) if wanted is not None else 1
         return replace(session, prompt=wrap(asked.system_prompt), max_slices=slices)
 
     async def _listen(self, call: AsyncSession) -> None:
@@ -172,10 +187,12 @@ class _Connection:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with asyncio.timeout_at(self._pause_ends_s):
+                idle_s = loop.time() + self._service.limits.idle_s
+                async with asyncio.timeout_at(idle_s if self._pause_ends_s is None else self._pause_ends_s):
                     message = await self._receive()
             except TimeoutError:
-                await self._tell({"type": "timeout", "reason": "paused for too long"})
+                reason = "nothing came" if self._pause_ends_s is None else "paused for too long"
+                await self._tell({"type": "timeout", "reason": reason})
                 call.close()
                 return
             match message:
@@ -208,6 +225,8 @@ class _Connection:
                 await asyncio.to_thread(call.send_picture, _bytes(picture))
             if chunk.force_listen:
                 call.wish(Wish.LISTEN)
+            if len(self._sent) >= MAX_UNANSWERED:
+                raise InputError(f"{len(self._sent)} seconds wait for their results; read them before you send more")
             self._sent.append(_Unit(time.monotonic()))
             try:
                 call.send_audio(samples)
@@ -217,9 +236,10 @@ class _Connection:
         except InputError as error:
             await self._error(str(error))
 
-    async def _report(self, call: AsyncSession, listening: asyncio.Task[None]) -> None:
+    async def _report(self, listening: asyncio.Task[None]) -> None:
         """Tell what each second came to, until the call is over."""
-        async for happening in call.happenings():
+        assert self._happenings is not None, "the call is open"
+        async for happening in self._happenings:
             await self._happened(happening)
         listening.cancel()
         await self._socket.close(1000)

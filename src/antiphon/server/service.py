@@ -1,4 +1,4 @@
-"""What all protocols of the server stand on: one engine, its voices, and what a call is when nobody asks for more.
+"""What all protocols of the server stand on: who may come in, one engine, its voices, and what a call is by default.
 
 Shown by the tests of the protocols.
 """
@@ -6,31 +6,69 @@ Shown by the tests of the protocols.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import uuid
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.aio import AsyncEngine, AsyncSession
 from antiphon.config import SessionConfig
+from antiphon.happenings import Happening, Speech
+from antiphon.server.door import Door
+from antiphon.server.logs import in_session, log_event
+from antiphon.server.metrics import Metrics
+from antiphon.server.outbox import OutboxLimits
 from antiphon.voices import PreparedVoice, VoiceBook
 
 Samples = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """idle_s: a client that sends nothing for so long is closed. max_input_samples: heard later. outbox: of each."""
+
+    idle_s: float
+    max_input_samples: int
+    outbox: OutboxLimits
+
+
+def random_seed() -> int:
+    return secrets.randbelow(2**31)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Service:
-    """session: a call that asks for nothing else. voice: what it speaks with."""
+    """session: a call that asks for nothing else. voice: what it speaks with. draw_seed: of a call that names none."""
 
     engine: AsyncEngine
     book: VoiceBook
     session: SessionConfig
     voice: PreparedVoice
+    door: Door
+    metrics: Metrics
+    limits: Limits
+    draw_seed: Callable[[], int]
 
     def open(self, config: SessionConfig, voice: PreparedVoice) -> AsyncSession:
         """Start a call; its first happening says whether it could."""
-        return self.engine.open(f"call_{uuid.uuid4().hex}", config, voice.reference, voice.prompt)
+        seeded = replace(config, seed=self.draw_seed())
+        return self.engine.open(f"call_{uuid.uuid4().hex}", seeded, voice.reference, voice.prompt)
+
+    async def happenings(self, call: AsyncSession) -> AsyncIterator[Happening]:
+        """Everything that happens in a call, counted and logged. For one reader."""
+        watch = self.metrics.watch()
+        try:
+            async for happening in call.happenings():
+                watch.observe(happening)
+                if not isinstance(happening, Speech):
+                    with in_session(call.session_id):
+                        log_event(happening)
+                yield happening
+        finally:
+            watch.end("disconnected")
 
     async def prepare_voice(self, samples: Samples, rate_hz: int) -> PreparedVoice:
         """samples: [channels, n] float32. Takes up to seconds, not of the event loop's. Raises: AudioError."""

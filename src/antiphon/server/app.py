@@ -1,0 +1,41 @@
+"""The app: the operator's routes, and every protocol in which calls come in. Shown by tests/server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from antiphon.server import openbmb
+from antiphon.server.outbox import OutboxLimits
+from antiphon.server.realtime import socket as realtime
+from antiphon.server.run import Host, operations_app
+from antiphon.server.service import Limits, Service, random_seed
+from antiphon.server.settings import ServerSettings
+from antiphon.units import INPUT_RATE_HZ
+
+
+def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI:
+    """draw_seed: of calls that name no seed."""
+    app = operations_app(host)
+    running = host.running
+    service = Service(
+        engine=host.engine,
+        book=running.voices,
+        session=running.session,
+        voice=running.voices.default(),
+        door=host.door,
+        metrics=host.metrics,
+        limits=limits_of(host.settings),
+        draw_seed=draw_seed,
+    )
+    app.include_router(realtime.router(service))
+    app.include_router(openbmb.router(service))
+    return app
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    """What clients may let wait. Sound waits as float32."""
+    by_time, by_memory = settings.max_input_queue_s * INPUT_RATE_HZ, settings.max_input_queue_bytes // 4
+    outbox = OutboxLimits(settings.max_output_queue_bytes, settings.max_output_queue_s)
+    return Limits(settings.idle_s, min(round(by_time), by_memory), outbox)

@@ -1,0 +1,79 @@
+"""An engine's counts as metrics. They are the engine's own totals, so nothing is added up here.
+
+Shown by tests/server/test_metrics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from antiphon.counts import EngineCounts
+
+
+class EngineCollector(Collector):
+    """Gives out the counts that it was given last; without any it only says that the engine does not answer."""
+
+    def __init__(self) -> None:
+        self.counts: EngineCounts | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        yield _gauge(
+            "antiphon_engine_up", "1 if the engine answered when it was asked.", float(self.counts is not None)
+        )
+        if self.counts is not None:
+            yield from _stages(self.counts)
+            yield from _thinker(self.counts)
+            yield from _voice(self.counts)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are known when they are collected."""
+        return ()
+
+
+def _stages(counts: EngineCounts) -> Iterable[Metric]:
+    sessions = GaugeMetricFamily("antiphon_stage_sessions", "Sessions that a stage holds state of.", labels=["stage"])
+    faults = CounterMetricFamily(
+        "antiphon_stage_faults", "Messages that a stage did not obey.", labels=["stage", "fault"]
+    )
+    surveys = {"thinker": counts.thinker, "talker": counts.talker, "code2wav": counts.code2wav}
+    for stage, survey in surveys.items():
+        sessions.add_metric([stage], survey.num_sessions)
+        for fault, number in survey.faults:
+            faults.add_metric([stage, fault.value], number)
+    yield from (sessions, faults)
+
+
+def _thinker(counts: EngineCounts) -> Iterable[Metric]:
+    thinker = counts.thinker.counts
+    blocks = GaugeMetricFamily("antiphon_kv_blocks", "Blocks of the thinker's KV cache.", labels=["state"])
+    blocks.add_metric(["all"], thinker.num_blocks)
+    blocks.add_metric(["free"], thinker.num_free_blocks)
+    blocks.add_metric(["unreserved"], thinker.num_unreserved_blocks)
+    yield blocks
+    yield _gauge("antiphon_kv_block_bytes", "Size of such a block.", thinker.block_bytes)
+    prompts = thinker.prompts
+    yield _counter("antiphon_prompt_cache_hits", "Prompts that were there already.", prompts.num_hits)
+    yield _counter("antiphon_prompt_cache_misses", "Prompts that were not.", prompts.num_misses)
+    yield _counter("antiphon_prompt_cache_evictions", "Prompts that had to go.", prompts.num_evictions)
+    num_bytes = prompts.num_blocks * thinker.block_bytes
+    yield _gauge("antiphon_prompt_cache_bytes", "Keys and values of stored prompts.", num_bytes)
+
+
+def _voice(counts: EngineCounts) -> Iterable[Metric]:
+    talker, code2wav = counts.talker.counts, counts.code2wav.counts
+    yield _gauge("antiphon_turn_rooms", "Turns for which the talker still has room.", talker.num_rooms)
+    yield _gauge("antiphon_turns_waiting", "Turns that wait for such room.", talker.num_waiting)
+    yield _gauge("antiphon_chunks_waiting", "Codec chunks that wait for the vocoder.", code2wav.num_due)
+    yield _gauge("antiphon_voice_cache_voices", "Voices that are kept.", code2wav.num_voices)
+    yield _gauge("antiphon_voice_cache_bytes", "Caches of kept voices.", code2wav.voice_bytes)
+
+
+def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, value)
+
+
+def _counter(name: str, what: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, what, value)

@@ -1,0 +1,104 @@
+"""The items of one session in order: what the client put there, what was heard of it, and what was said.
+
+A record for the client; what the model remembers is its own context. Shown by tests/server/test_conversation.py.
+"""
+
+from __future__ import annotations
+
+from antiphon.errors import InputError
+from antiphon.server.events.items import AssistantMessage, Item, OutputAudio
+
+ROOT = "root"
+"""Stands for the place in front of the first item."""
+
+
+class RequestError(InputError):
+    """A request that cannot be done; the session goes on. code, param: for the client."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Conversation:
+    """Owns the items of one session; all of them have an id."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return tuple(self._items)
+
+    def append(self, item: Item) -> str | None:
+        """Returns the id of the item before it, if there is one."""
+        return self.insert(item, self._id(len(self._items) - 1))
+
+    def insert(self, item: Item, previous_item_id: str | None) -> str | None:
+        """Put an item behind another one, `ROOT` for the front, None for the end. Returns the id before it.
+
+        Raises: RequestError if there is no such item, or one of this id is there.
+        """
+        assert item.id is not None, "an item comes with its id"
+        if any(one.id == item.id for one in self._items):
+            raise RequestError("item_exists", f"an item {item.id!r} is there already", "item.id")
+        match previous_item_id:
+            case None:
+                index = len(self._items)
+            case "root":
+                index = 0
+            case _:
+                index = self._index(previous_item_id, "previous_item_id") + 1
+        self._items.insert(index, item)
+        return self._id(index - 1)
+
+    def get(self, item_id: str) -> Item:
+        """Raises: RequestError if there is no such item."""
+        return self._items[self._index(item_id, "item_id")]
+
+    def before(self, item_id: str) -> str | None:
+        """The id of the item in front of one that is there."""
+        return self._id(self._index(item_id, "item_id") - 1)
+
+    def replace(self, item: Item) -> None:
+        """Put a new version in the place of an item."""
+        assert item.id is not None, "an item comes with its id"
+        self._items[self._index(item.id, "item_id")] = item
+
+    def delete(self, item_id: str) -> None:
+        """Raises: RequestError if there is no such item."""
+        del self._items[self._index(item_id, "item_id")]
+
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int, audio_ms: int) -> None:
+        """Cut what was not heard of an answer: its sound, and as large a part of its words.
+
+        audio_ms: of the answer's sound. Raises: RequestError if it is no spoken answer, or is not so long.
+        """
+        item = self.get(item_id)
+        if not isinstance(item, AssistantMessage):
+            raise RequestError("item_not_truncatable", f"{item_id!r} is no answer; only answers are cut", "item_id")
+        part = item.content[content_index] if content_index < len(item.content) else None
+        if not isinstance(part, OutputAudio):
+            raise RequestError("content_not_found", f"{item_id!r} has no sound at {content_index}", "content_index")
+        if audio_end_ms > audio_ms:
+            raise RequestError(
+                "audio_end_ms_too_large", f"{item_id!r} has {audio_ms} ms of sound, not {audio_end_ms}", "audio_end_ms"
+            )
+        words = part.transcript or ""
+        heard = words[: round(len(words) * audio_end_ms / audio_ms)] if audio_ms else ""
+        content = list(item.content)
+        content[content_index] = part.model_copy(update={"transcript": heard})
+        self.replace(item.model_copy(update={"content": tuple(content), "status": "incomplete"}))
+
+    def _index(self, item_id: str, param: str) -> int:
+        for index, item in enumerate(self._items):
+            if item.id == item_id:
+                return index
+        raise RequestError("item_not_found", f"there is no item {item_id!r}", param)
+
+    def _id(self, index: int) -> str | None:
+        return self._items[index].id if index >= 0 else None
