@@ -39,7 +39,7 @@ class Placement(Enum):
     HERE = "here"
     """In whatever thread uses the engine, one step after the other: for tests and for debugging."""
     THREAD = "thread"
-    """In a thread of its own, on a CUDA stream of its own."""
+    """In a thread of its own."""
     PROCESS = "process"
     """In a process of its own, with its own copy of what it loads."""
 

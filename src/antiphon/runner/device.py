@@ -24,13 +24,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 @contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """Run without gradients and, on CUDA, on a stream that nobody else uses."""
+def on_device(device: torch.device) -> Iterator[None]:
+    """Run without gradients on a device, on its default stream.
+
+    Streams of their own would let stages overlap on one GPU; with them, kernels read memory that was not theirs when
+    several engines kept an H200 busy, so stages in threads share the default stream.
+    """
     with torch.inference_mode():
         if device.type != "cuda":
             yield
             return
-        # What loading put on the default stream must be there before another stream reads it.
-        torch.cuda.synchronize(device)
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]  # torch's
+        with torch.cuda.device(device):
             yield

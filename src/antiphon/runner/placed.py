@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from antiphon.runner.device import own_stream
+from antiphon.runner.device import on_device
 
 MessageT = TypeVar("MessageT")
 MessageT_co = TypeVar("MessageT_co", covariant=True)
@@ -102,7 +102,7 @@ class Here(Generic[MessageT, AnswerT]):
 
 
 class Threaded(Generic[MessageT, AnswerT]):
-    """A stage in a thread of its own. device: on whose own stream it runs, if that is a GPU."""
+    """A stage in a thread of its own. device: on which it runs."""
 
     def __init__(
         self, name: str, loop: Loop[MessageT, AnswerT], device: torch.device, emit: Callable[[AnswerT | Died], None]
@@ -133,7 +133,7 @@ class Threaded(Generic[MessageT, AnswerT]):
 
     def _run(self) -> None:
         try:
-            with own_stream(self._device):
+            with on_device(self._device):
                 drive(self._loop, self._inbox, self._emit)
         except Exception as error:
             logger.exception("the stage of thread %s failed", self._thread.name)

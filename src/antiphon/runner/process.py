@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from antiphon.errors import AntiphonError, InternalError
-from antiphon.runner.device import own_stream
+from antiphon.runner.device import on_device
 from antiphon.runner.placed import Died, Loop, Stop, drive
 
 MessageT = TypeVar("MessageT")
@@ -140,5 +140,5 @@ def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int
         tell(error)
         return
     tell(None)
-    with own_stream(builder.device):
+    with on_device(builder.device):
         drive(loop, _PipeInbox[MessageT](pipe), tell)
