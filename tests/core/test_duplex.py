@@ -167,6 +167,16 @@ def test_the_token_limit_may_fall_on_the_end_of_a_turn() -> None:
     assert said(unit) == [Said((A, END), ends=True)]
 
 
+def test_the_last_turn_of_a_unit_that_begins_no_other_ends_the_unit_too() -> None:
+    unit = UnitDecisions(TOKENS, DuplexConfig(), is_turn_open=True, is_forced_listen=False, is_last_turn=True)
+    for token in (A, B, END):
+        assert not unit.is_done
+        assert unit.take(token) == token
+    assert unit.is_done
+    assert (unit.is_listen, unit.is_turn_open, unit.closing_ids) == (False, False, (STOP, TOKENS.unit_end))
+    assert said(unit) == [Said((B, END), ends=True)]
+
+
 def test_previous_takes_the_words_of_a_speaking_unit_and_none_of_a_listening_one() -> None:
     assert decided(SPEAK, A, END, B, STOP).previous_ids() == (A, END, B)
     assert decided(SPEAK, A, END, LISTEN).previous_ids() == ()

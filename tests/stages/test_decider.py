@@ -100,10 +100,10 @@ class Talk:
         self.states[number], self.num_heard[number] = state, 0
         return state
 
-    def start(self, number: int) -> None:
+    def start(self, number: int, wish: Wish = Wish.FREE) -> None:
         state = self.states[number]
         size = self.decider.embed(()).shape[1]
-        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0, wish=Wish.FREE)
+        work = self.decider.decide(state, heard(number, self.num_heard[number], size), deadline_s=0.0, wish=wish)
         self.num_heard[number] += 1
         self.decider.loop.add(state.session.session_id, work, 0.0)
 
@@ -116,8 +116,8 @@ class Talk:
                 ends[end.session_id] = end.result
         return ends
 
-    def live(self, number: int) -> UnitOutcome:
-        self.start(number)
+    def live(self, number: int, wish: Wish = Wish.FREE) -> UnitOutcome:
+        self.start(number, wish)
         (outcome,) = self.finish().values()
         return outcome
 
@@ -323,6 +323,29 @@ def check_next_answer(talks: Talk, number: int, turn: int) -> None:
             assert [handoff.address.seq for handoff in handoffs] == list(range(len(handoffs)))
             assert (handoffs[0].address.epoch, handoffs[0].address.turn) == (1, turn)
             return
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_held_session_ends_its_turn_and_then_begins_none(
+    golden: Model, tokenizer: TextTokenizer, number: int
+) -> None:
+    """And the wasted draw after the end is used again: what is free afterwards depends on nothing else."""
+    turn_eos = tokenizer.special.duplex.turn_eos
+    talks = speaking(golden, tokenizer, number, unit=0)
+    talks.live(number, Wish.SPEAK)
+    num_units = 1
+    while talks.states[number].is_turn_open:
+        outcome = talks.live(number, Wish.HOLD)
+        num_units += 1
+        assert num_units < 40, "the turn of this session never ends"
+    *said, terminator, _ = outcome.token_ids
+    assert said.count(turn_eos) == 1
+    assert said[-1] == turn_eos
+    assert terminator == tokenizer.special.duplex.chunk_eos
+    num_draws = talks.states[number].num_draws
+    for _ in range(5):
+        assert talks.live(number, Wish.HOLD).is_listen
+    assert talks.states[number].num_draws == num_draws
 
 
 def test_closing_at_any_step_gives_everything_back(golden: Model, tokenizer: TextTokenizer) -> None:

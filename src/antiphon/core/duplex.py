@@ -34,6 +34,8 @@ class Wish(Enum):
     """Its first decision may not be to listen."""
     LISTEN = "listen"
     """It listens; an open turn ends with it."""
+    HOLD = "hold"
+    """No turn begins; an open one goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,17 @@ class UnitDecisions:
     The terminator is not fed by itself: `closing_ids` are the unit's last tokens, fed in one forward.
     A unit that is forced to listen decides nothing; an open turn is closed in it, so that the context shows where the
     model was interrupted (REFERENCE 4.5, quirk 7).
+    is_last_turn: the unit ends with the turn that ends in it.
     """
 
     def __init__(
-        self, tokens: DuplexTokens, config: DuplexConfig, *, is_turn_open: bool, is_forced_listen: bool
+        self,
+        tokens: DuplexTokens,
+        config: DuplexConfig,
+        *,
+        is_turn_open: bool,
+        is_forced_listen: bool,
+        is_last_turn: bool = False,
     ) -> None:
         self._tokens = tokens
         self._max_tokens = config.max_decided_tokens
@@ -90,6 +99,7 @@ class UnitDecisions:
         self.fed: list[int] = []
         """Tokens fed so far, without the terminator."""
         self._is_forced = is_forced_listen
+        self._is_last_turn = is_last_turn
         self._terminator: int | None = tokens.listen if is_forced_listen else None
         if is_forced_listen and is_turn_open:
             self.fed.append(tokens.turn_eos)
@@ -124,7 +134,7 @@ class UnitDecisions:
             return None
         self.is_turn_open = sampled != tokens.turn_eos
         self.fed.append(sampled)
-        if not self.num_left:
+        if not self.num_left or (self._is_last_turn and sampled == tokens.turn_eos):
             self._terminator = tokens.chunk_eos
         return sampled
 

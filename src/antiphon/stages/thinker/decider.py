@@ -120,12 +120,14 @@ class Decider:
         Raises: ContextLengthExceeded or ResourceExhausted; then the unit stays open and the session must end.
         """
         memory, unit, epoch = state.memory, state.num_units, state.epoch
-        is_early = unit < state.session.duplex.num_forced_listens
+        is_early = unit < state.session.duplex.num_forced_listens and wish is not Wish.SPEAK
+        may_begin = wish is not Wish.LISTEN and (wish is not Wish.HOLD or state.is_turn_open)
         decisions = UnitDecisions(
             self._special.duplex,
             state.session.duplex,
             is_turn_open=state.is_turn_open,
-            is_forced_listen=state.is_interrupted or wish is Wish.LISTEN or (is_early and wish is Wish.FREE),
+            is_forced_listen=state.is_interrupted or is_early or not may_begin,
+            is_last_turn=wish is Wish.HOLD,
         )
         states = yield from self._run(state, decisions, embeds, must_speak=wish is Wish.SPEAK)
         if not decisions.is_done:
@@ -181,10 +183,12 @@ class Decider:
             draw = None if is_last else _next_draw(state, Turn.BY_LAST, must_speak=False)
             reply = yield from memory.feed_drawn(state.slot, draw)
             states.append(reply.states)
-            if unread is not None and decisions.take(unread.read()) is None:
-                if not is_last:
-                    _void_newest_draw(state)
-                return states
+            if unread is not None:
+                decisions.take(unread.read())
+                if decisions.is_done:
+                    if not is_last:
+                        _void_newest_draw(state)
+                    return states
             unread = reply.drawn
         if unread is not None:  # interrupted; what was drawn by then still counts
             yield Settle(unread)
