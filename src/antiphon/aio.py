@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from antiphon.config import SessionConfig
 from antiphon.core.duplex import Wish
@@ -23,6 +24,13 @@ from antiphon.models.minicpmo.image import decode_picture
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 Samples = NDArray[np.float32]
+Picture = Image.Image
+"""In RGB; what comes of a picture file."""
+
+
+def read_picture(file: bytes) -> Picture:
+    """Takes milliseconds that an event loop may not have. Raises: ImageError if it is no picture, or too large."""
+    return decode_picture(file)
 
 
 class AsyncSession:
@@ -40,12 +48,9 @@ class AsyncSession:
         """samples: [n] float32, 16 kHz, any n. Raises: as `Sender.send_audio`."""
         self._sender.send_audio(torch.from_numpy(samples))
 
-    def send_picture(self, file: bytes) -> None:
-        """A picture file of the present second; decoding takes a while, and may be done in another thread.
-
-        Raises: ImageError if it is none or cannot be seen; nothing is sent then.
-        """
-        self._sender.send_picture(decode_picture(file))
+    def send_picture(self, picture: Picture) -> None:
+        """As `Sender.send_picture`."""
+        self._sender.send_picture(picture)
 
     def send_text(self, text: str) -> None:
         """As `Sender.send_text`."""

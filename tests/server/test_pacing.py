@@ -40,12 +40,13 @@ def test_the_end_is_told_once_behind_the_last_piece() -> None:
     pacer.queue("b", speech(0.1))
     pacer.end("b")
     pieces = pacer.due(0.0)
+    pacer.end("c")
+    pieces += pacer.due(0.0)
     assert [(piece.owner, len(piece.samples), piece.is_last) for piece in pieces] == [
         ("a", 4800, False),
-        ("a", 2400, False),
-        ("a", 0, True),
-        ("b", 2400, False),
-        ("b", 0, True),
+        ("a", 2400, True),
+        ("b", 2400, True),
+        ("c", 0, True),
     ]
     assert math.isinf(pacer.next_due_s(0.0))
 

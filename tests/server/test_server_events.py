@@ -382,8 +382,14 @@ def test_what_is_switched_off_is_said_as_null_and_what_nobody_set_is_not_said() 
         "format": {"type": "audio/pcm", "rate": 24_000},
         "transcription": None,
         "noise_reduction": None,
-        "turn_detection": None,
+        "turn_detection": {
+            "type": "semantic_vad",
+            "eagerness": "auto",
+            "create_response": True,
+            "interrupt_response": True,
+        },
     }
+    assert json.loads(AudioInput().model_dump_json())["turn_detection"] is None
     transcribing = AudioInput(transcription=Transcription(model="m"))
     assert json.loads(transcribing.model_dump_json())["transcription"] == {"model": "m"}
 

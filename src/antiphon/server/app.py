@@ -7,11 +7,14 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 from antiphon.server import openbmb
+from antiphon.server.for_engine import window_limits
+from antiphon.server.journal import JournalConfig
 from antiphon.server.outbox import OutboxLimits
 from antiphon.server.realtime import socket as realtime
 from antiphon.server.run import Host, operations_app
 from antiphon.server.service import Limits, Service, random_seed
 from antiphon.server.settings import ServerSettings
+from antiphon.server.vad.choice import speech_models
 from antiphon.units import INPUT_RATE_HZ
 
 
@@ -24,6 +27,10 @@ def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI
         book=running.voices,
         session=running.session,
         voice=running.voices.default(),
+        mode=host.settings.window,
+        window_limits=window_limits(host.settings),
+        marker=running.marker,
+        speech_models=speech_models(None),
         door=host.door,
         metrics=host.metrics,
         limits=limits_of(host.settings),
@@ -38,4 +45,10 @@ def limits_of(settings: ServerSettings) -> Limits:
     """What clients may let wait. Sound waits as float32."""
     by_time, by_memory = settings.max_input_queue_s * INPUT_RATE_HZ, settings.max_input_queue_bytes // 4
     outbox = OutboxLimits(settings.max_output_queue_bytes, settings.max_output_queue_s)
-    return Limits(settings.idle_s, min(round(by_time), by_memory), outbox)
+    return Limits(
+        idle_s=settings.idle_s,
+        max_input_samples=min(round(by_time), by_memory),
+        outbox=outbox,
+        resume_s=settings.resume_s,
+        journal=JournalConfig(settings.max_journal_bytes, settings.max_journal_s),
+    )

@@ -22,10 +22,12 @@ from starlette.websockets import WebSocket
 
 from antiphon.errors import ConfigError
 
+NORMAL_CLOSURE = 1000
 POLICY_VIOLATION = 1008
+INTERNAL_ERROR = 1011
 SERVICE_RESTART = 1012
 TRY_AGAIN_LATER = 1013
-"""Close codes of RFC 6455 and its registry; clients take the last two as a reason to come again."""
+"""Close codes of RFC 6455 and its registry; clients take the last three as a reason to come again."""
 
 RETRY_AFTER_S = 5
 KEY_PROTOCOL = "openai-insecure-api-key."

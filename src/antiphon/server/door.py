@@ -31,9 +31,9 @@ class Door:
     @contextmanager
     def enter(self, headers: Headers) -> Iterator[Refusal | None]:
         """One call, inside as long as the context lasts, or why it may not come in. Refusals are counted here."""
-        caller = self._access.identify(headers)
+        caller = self.identify(headers)
         if isinstance(caller, Refusal):
-            yield self._refused(caller)
+            yield caller
             return
         if self.closed.is_set():
             yield self._refused(DRAINING)
@@ -50,6 +50,11 @@ class Door:
                 self._num_inside -= 1
                 if not self._num_inside:
                     self._is_empty.set()
+
+    def identify(self, headers: Headers) -> str | Refusal:
+        """The caller's name, of one who needs no place. Refusals are counted here."""
+        caller = self._access.identify(headers)
+        return self._refused(caller) if isinstance(caller, Refusal) else caller
 
     async def wait_until_empty(self) -> None:
         await self._is_empty.wait()

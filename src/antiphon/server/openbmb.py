@@ -20,7 +20,7 @@ import numpy as np
 from fastapi import APIRouter, Path, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from antiphon.aio import AsyncSession
+from antiphon.aio import AsyncSession, read_picture
 from antiphon.config import SessionConfig
 from antiphon.core.duplex import Wish
 from antiphon.core.events import InputRefused, SessionEnded, SessionOpened, UnitDecided, UnitFinished
@@ -222,7 +222,7 @@ class _Connection:
                 raise InputError("audio_chunk has no audio_base64")
             samples = _second(_floats(chunk.audio_base64))
             for picture in (chunk.frame_base64_list or ())[-self._service.session.max_pictures :]:
-                await asyncio.to_thread(call.send_picture, _bytes(picture))
+                call.send_picture(await asyncio.to_thread(read_picture, _bytes(picture)))
             if chunk.force_listen:
                 call.wish(Wish.LISTEN)
             if len(self._sent) >= MAX_UNANSWERED:

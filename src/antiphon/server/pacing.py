@@ -27,7 +27,7 @@ class PacingConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Speech that leaves now. samples: [n] float32, 24 kHz. is_last: of what was queued under `owner`."""
+    """Speech that leaves now. samples: [n] float32, 24 kHz. is_last: nothing more of `owner` will come."""
 
     owner: str
     samples: Samples
@@ -65,7 +65,7 @@ class Pacer:
         self._queue.append(_Queued(owner, samples, is_end=False))
 
     def end(self, owner: str) -> None:
-        """No more will come from `owner`; told by its last piece, which may be empty."""
+        """No more will come from `owner`; told by its last piece, which is empty if all the others have left."""
         self._queue.append(_Queued(owner, np.empty(0, np.float32), is_end=True))
 
     def due(self, now_s: float) -> list[Piece]:
@@ -84,7 +84,11 @@ class Pacer:
             if not len(head.samples):
                 self._queue.popleft()
             self._leave(now, len(samples))
-            pieces.append(Piece(head.owner, samples, is_last=False))
+            is_last = bool(self._queue) and self._queue[0].is_end and self._queue[0].owner == head.owner
+            if is_last:
+                self._queue.popleft()
+                self._is_speaking = False
+            pieces.append(Piece(head.owner, samples, is_last))
         return pieces
 
     def next_due_s(self, now_s: float) -> float:

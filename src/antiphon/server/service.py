@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.aio import AsyncEngine, AsyncSession
-from antiphon.config import SessionConfig
+from antiphon.config import SessionConfig, WindowLimits, WindowMode
 from antiphon.happenings import Happening, Speech
 from antiphon.server.door import Door
+from antiphon.server.journal import JournalConfig
 from antiphon.server.logs import in_session, log_event
 from antiphon.server.metrics import Metrics
 from antiphon.server.outbox import OutboxLimits
+from antiphon.server.vad.choice import SpeechModels
 from antiphon.voices import PreparedVoice, VoiceBook
 
 Samples = NDArray[np.float32]
@@ -28,11 +30,16 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """idle_s: a client that sends nothing for so long is closed. max_input_samples: heard later. outbox: of each."""
+    """idle_s: a client that sends nothing for so long is closed. max_input_samples: heard later. outbox: of each.
+
+    resume_s: a client whose connection was cut may come back for so long. journal: what is kept for it.
+    """
 
     idle_s: float
     max_input_samples: int
     outbox: OutboxLimits
+    resume_s: float
+    journal: JournalConfig
 
 
 def random_seed() -> int:
@@ -41,12 +48,19 @@ def random_seed() -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Service:
-    """session: a call that asks for nothing else. voice: what it speaks with. draw_seed: of a call that names none."""
+    """session: a call that asks for nothing else. voice: what it speaks with. draw_seed: of a call that names none.
+
+    mode, window_limits: of a window that a call asks for in part. marker: ids in front of `previous` text.
+    """
 
     engine: AsyncEngine
     book: VoiceBook
     session: SessionConfig
     voice: PreparedVoice
+    mode: WindowMode
+    window_limits: WindowLimits
+    marker: tuple[int, ...]
+    speech_models: SpeechModels
     door: Door
     metrics: Metrics
     limits: Limits

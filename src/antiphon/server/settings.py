@@ -129,6 +129,9 @@ class ServerSettings(BaseModel):
     max_input_queue_s: Seconds = Field(300.0, description="The same in seconds of sound.")
     max_output_queue_bytes: Count = Field(4 * MIB, description="Output that a slow reader may leave waiting.")
     max_output_queue_s: Seconds = Field(30.0, description="Time that output may wait for a slow reader.")
+    resume_s: Seconds = Field(30.0, description="A client whose connection was cut may come back for so long.")
+    max_journal_bytes: Count = Field(8 * MIB, description="Of what a call told, kept for a client that comes back.")
+    max_journal_s: Seconds = Field(60.0, description="The same in seconds.")
     drain_s: Annotated[float, Ge(0), Le(86_400)] = Field(
         30.0, description="Time that running calls have after SIGTERM."
     )

@@ -31,7 +31,7 @@ class InputText(_Part):
 
 
 class InputAudio(_Part):
-    """audio: base64, in the session's input format; left out by the server unless the item is retrieved."""
+    """audio: base64, in the session's input format; left out by the server, which keeps no sound."""
 
     type: Literal["input_audio"] = "input_audio"
     audio: Maybe[str] = None
@@ -39,10 +39,10 @@ class InputAudio(_Part):
 
 
 class InputImage(_Part):
-    """image_url: a data URL of a PNG or JPEG."""
+    """image_url: a data URL of a picture file; left out by the server, which keeps no pictures."""
 
     type: Literal["input_image"] = "input_image"
-    image_url: str
+    image_url: Maybe[str] = None
     detail: Maybe[Literal["auto", "low", "high"]] = None
 
 

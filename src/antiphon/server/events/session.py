@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, StringConstraints, Tag
 
 from antiphon.errors import AudioError
 from antiphon.server.audio import FORMATS, MAX_RATE_HZ, MIN_RATE_HZ, Encoding, WireFormat, named_format
@@ -20,6 +20,8 @@ Modality = Literal["text", "audio"]
 Modalities = Annotated[Row[Modality], Field(min_length=1, max_length=2)]
 MaxTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 Speed = Annotated[float, Field(ge=0.25, le=1.5)]
+Instructions = Annotated[str, StringConstraints(max_length=2**16)]
+"""Far more than any prompt may have, and small enough for a message that repeats it."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Eagerness = Literal["low", "medium", "high", "auto"]
 Effort = Literal["minimal", "low", "medium", "high", "xhigh"]
@@ -102,6 +104,9 @@ class SemanticVad(Wire):
     create_response: Maybe[bool] = None
     interrupt_response: Maybe[bool] = None
 
+
+BY_MEANING = SemanticVad(eagerness="auto", create_response=True, interrupt_response=True)
+"""What the model does by itself: it decides every second whether to answer."""
 
 TurnDetection = Annotated[ServerVad | SemanticVad, Discriminator("type")]
 
@@ -243,7 +248,7 @@ class SessionUpdate(Wire):
     type: Literal["realtime"] | None = "realtime"
     model: Maybe[Name] = None
     output_modalities: Maybe[Modalities] = None
-    instructions: Maybe[str] = None
+    instructions: Maybe[Instructions] = None
     audio: Maybe[Audio] = None
     tools: Maybe[Row[Tool]] = None
     tool_choice: Maybe[ToolChoice] = None
@@ -275,7 +280,10 @@ class SessionUpdate(Wire):
 
 
 class Session(Wire):
-    """What the server says: every official field, decided. expires_at: Unix seconds."""
+    """What the server says: every official field, decided. expires_at: Unix seconds.
+
+    Turn detection by meaning is what the model does when nothing else is asked for.
+    """
 
     type: Literal["realtime"] = "realtime"
     object: Literal["realtime.session"] = "realtime.session"
@@ -284,7 +292,7 @@ class Session(Wire):
     output_modalities: Modalities = ("audio",)
     instructions: str = ""
     audio: Audio = Audio(
-        input=AudioInput(format=AudioFormat(rate=OUTPUT_RATE_HZ)),
+        input=AudioInput(format=AudioFormat(rate=OUTPUT_RATE_HZ), turn_detection=BY_MEANING),
         output=AudioOutput(format=AudioFormat(rate=OUTPUT_RATE_HZ)),
     )
     tools: Row[Tool] = ()

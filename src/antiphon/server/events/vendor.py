@@ -77,9 +77,7 @@ class WindowSlid(ServerEvent):
 
 
 class ListenMetadata(Wire):
-    """reason: `model_listen` if the model decided, `forced_listen` if it was not asked."""
-
-    reason: Literal["model_listen", "forced_listen"]
+    reason: Literal["model_listen"] = "model_listen"
     unit: Count
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from antiphon.server.audio import Encoder, Samples, WireFormat
+from antiphon.server.audio import Encoder, Encoding, Samples, WireFormat
 from antiphon.server.events.ids import Ids
 from antiphon.server.events.items import AssistantMessage, AudioPart, OutputAudio, OutputText, TextPart
 from antiphon.server.events.server import (
@@ -38,15 +38,26 @@ from antiphon.server.events.server import (
     TranscriptDone,
     Usage,
 )
-from antiphon.server.events.session import Modalities
+from antiphon.server.events.session import MaxTokens, Modalities
+from antiphon.server.events.vendor import DeltaMetadata, ResponseSpeak, TextMark, TimedAudioDelta
 from antiphon.server.realtime.conversation import Conversation
+from antiphon.server.realtime.playback import Ledger, Playback
 from antiphon.units import OUTPUT_RATE_HZ
 
 MS_PER_INPUT_TOKEN = 100
 MS_PER_OUTPUT_TOKEN = 50
 """How the official service counts sound (WIRE B4)."""
+TOKENS_PER_PICTURE = 64
+"""What the model makes of a picture that is not cut (REFERENCE 2)."""
 
 End = Literal["completed", "cancelled", "failed", "incomplete"]
+
+VENDOR_FORMATS: dict[Encoding, Literal["pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw"]] = {
+    Encoding.PCM16: "pcm16",
+    Encoding.FLOAT32: "pcm_f32le",
+    Encoding.ULAW: "g711_ulaw",
+    Encoding.ALAW: "g711_alaw",
+}
 
 
 class _Place(TypedDict):
@@ -60,44 +71,69 @@ class _Place(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
+class Vendor:
+    """What only clients that asked for vendors' events are told. epoch: counts interruptions."""
+
+    session_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """What a response is made with. modalities: one of them. metadata: the client's."""
+    """What a response is made with. modalities: one of them. metadata: the client's. vendor: None for the others."""
 
     conversation_id: str
     modalities: Modalities
     format: WireFormat
+    max_tokens: MaxTokens
     metadata: dict[str, str] | None
+    vendor: Vendor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a response answers: sound and pictures since the last one."""
+
+    audio_ms: int
+    num_pictures: int
 
 
 @dataclass(slots=True)
 class Answer:
-    """A response that is not done. turn: of the engine's, once the model speaks. num_*: so far."""
+    """A response that is not done. turn: of the engine's, once the model speaks. is_decided: it has all its words."""
 
     ids: Ids
     settings: AnswerSettings
     conversation: Conversation
-    num_input_ms: int
-    response_id: str
-    item_id: str
+    taken: Taken
+    playback: Playback
     encoder: Encoder
     turn: int | None = None
-    words: list[str] = field(default_factory=list)
+    is_decided: bool = False
     num_text_tokens: int = 0
-    num_sent_samples: int = 0
+    num_marks_told: int = 0
 
     @staticmethod
-    def begin(ids: Ids, settings: AnswerSettings, conversation: Conversation, num_input_ms: int) -> Answer:
-        """num_input_ms: of sound that it answers."""
-        encoder = Encoder(settings.format)
-        return Answer(ids, settings, conversation, num_input_ms, ids.response(), ids.item(), encoder)
+    def begin(ids: Ids, settings: AnswerSettings, conversation: Conversation, taken: Taken, ledger: Ledger) -> Answer:
+        playback = ledger.begin(ids.response(), ids.item())
+        return Answer(ids, settings, conversation, taken, playback, Encoder(settings.format))
+
+    @property
+    def response_id(self) -> str:
+        return self.playback.response_id
+
+    @property
+    def item_id(self) -> str:
+        return self.playback.item_id
 
     @property
     def is_audio(self) -> bool:
         return "audio" in self.settings.modalities
 
     @property
-    def num_audio_ms(self) -> int:
-        return 1000 * self.num_sent_samples // OUTPUT_RATE_HZ
+    def is_too_long(self) -> bool:
+        """It has all the tokens that it may have."""
+        return self.settings.max_tokens != "inf" and self.num_text_tokens >= self.settings.max_tokens
 
     def created(self) -> ServerEvent:
         return ResponseCreated(event_id=self.ids.event(), response=self._response("in_progress", None, ()))
@@ -110,28 +146,34 @@ class Answer:
         yield OutputItemAdded(event_id=self.ids.event(), response_id=self.response_id, output_index=0, item=item)
         yield ItemAdded(event_id=self.ids.event(), previous_item_id=previous, item=item)
         yield ContentPartAdded(**self._place(), part=self._part(""))
+        if self.settings.vendor is not None:
+            yield ResponseSpeak(**self._place())
 
     def say(self, words: str) -> Iterator[ServerEvent]:
         """Words of the answer."""
         if words:
-            self.words.append(words)
+            self.playback.words += words
             if self.is_audio:
                 yield TranscriptDelta(**self._place(), delta=words)
             else:
                 yield TextDelta(**self._place(), delta=words)
 
-    def sound(self, samples: Samples) -> Iterator[ServerEvent]:
+    def sound(self, samples: Samples, *, is_last: bool) -> Iterator[ServerEvent]:
         """Sound that leaves now."""
-        self.num_sent_samples += len(samples)
-        yield from self._delta(self.encoder.encode(samples))
+        self.playback.num_sent += len(samples)
+        payload = self.encoder.encode(samples)
+        if is_last:
+            payload += self.encoder.flush()
+        if payload:
+            yield self._delta(base64.b64encode(payload).decode(), len(samples), is_last=is_last)
 
     def end(self, status: End, details: StatusDetails) -> Iterator[ServerEvent]:
         """Everything that closes a response, whatever it came to."""
+        self.playback.is_over = True
         output: tuple[AssistantMessage, ...] = ()
         if self.turn is not None:
-            text = "".join(self.words)
+            text = self.playback.words
             if self.is_audio:
-                yield from self._delta(self.encoder.flush() if status == "completed" else b"")
                 yield AudioDone(**self._place())
                 yield TranscriptDone(**self._place(), transcript=text)
             else:
@@ -149,9 +191,27 @@ class Answer:
         error = StatusError(type="server_error", code=code, message=message)
         yield from self.end("failed", StatusDetails(type="failed", error=error))
 
-    def _delta(self, payload: bytes) -> Iterator[ServerEvent]:
-        if payload:
-            yield AudioDelta(**self._place(), delta=base64.b64encode(payload).decode())
+    def _delta(self, delta: str, num_samples: int, *, is_last: bool) -> AudioDelta:
+        vendor = self.settings.vendor
+        if vendor is None:
+            return AudioDelta(**self._place(), delta=delta)
+        marks = [mark for mark in self.playback.marks[self.num_marks_told :] if mark.audio_ms <= self.playback.sent_ms]
+        self.num_marks_told += len(marks)
+        return TimedAudioDelta(
+            **self._place(),
+            delta=delta,
+            format=VENDOR_FORMATS[self.settings.format.encoding],
+            sample_rate_hz=self.settings.format.rate_hz,
+            metadata=DeltaMetadata(
+                session_id=vendor.session_id,
+                epoch=vendor.epoch,
+                end_of_turn=is_last,
+                audio_duration_ms=1000 * num_samples // OUTPUT_RATE_HZ,
+                audio_text_marks=tuple(
+                    TextMark(text_chars=mark.num_chars, audio_end_ms=mark.audio_ms) for mark in marks
+                ),
+            ),
+        )
 
     def _place(self) -> _Place:
         return {
@@ -166,7 +226,7 @@ class Answer:
         return AudioPart(transcript=text) if self.is_audio else TextPart(text=text)
 
     def _item(self, status: Literal["in_progress", "completed", "incomplete"]) -> AssistantMessage:
-        text = "".join(self.words)
+        text = self.playback.words
         part = OutputAudio(transcript=text) if self.is_audio else OutputText(text=text)
         return AssistantMessage(id=self.item_id, status=status, content=() if status == "in_progress" else (part,))
 
@@ -183,12 +243,16 @@ class Answer:
             output=output,
             conversation_id=self.settings.conversation_id,
             output_modalities=self.settings.modalities,
-            max_output_tokens="inf",
+            max_output_tokens=self.settings.max_tokens,
             usage=None if status == "in_progress" else self._usage(),
             metadata=self.settings.metadata,
         )
 
     def _usage(self) -> Usage:
-        taken = CachedTokens(audio_tokens=self.num_input_ms // MS_PER_INPUT_TOKEN)
-        given = OutputTokens(text_tokens=self.num_text_tokens, audio_tokens=self.num_audio_ms // MS_PER_OUTPUT_TOKEN)
+        taken = CachedTokens(
+            audio_tokens=self.taken.audio_ms // MS_PER_INPUT_TOKEN,
+            image_tokens=self.taken.num_pictures * TOKENS_PER_PICTURE,
+        )
+        num_audio_tokens = self.playback.sent_ms // MS_PER_OUTPUT_TOKEN
+        given = OutputTokens(text_tokens=self.num_text_tokens, audio_tokens=num_audio_tokens)
         return Usage.count(taken, CachedTokens(), given)

@@ -10,6 +10,8 @@ from antiphon.server.events.items import AssistantMessage, Item, OutputAudio
 
 ROOT = "root"
 """Stands for the place in front of the first item."""
+MAX_ITEMS = 2048
+"""Of a call that goes on for days the oldest ones are forgotten."""
 
 
 class RequestError(InputError):
@@ -54,7 +56,9 @@ class Conversation:
             case _:
                 index = self._index(previous_item_id, "previous_item_id") + 1
         self._items.insert(index, item)
-        return self._id(index - 1)
+        previous = self._id(index - 1)
+        del self._items[:-MAX_ITEMS]
+        return previous
 
     def get(self, item_id: str) -> Item:
         """Raises: RequestError if there is no such item."""
@@ -73,25 +77,21 @@ class Conversation:
         """Raises: RequestError if there is no such item."""
         del self._items[self._index(item_id, "item_id")]
 
-    def truncate(self, item_id: str, content_index: int, audio_end_ms: int, audio_ms: int) -> None:
-        """Cut what was not heard of an answer: its sound, and as large a part of its words.
-
-        audio_ms: of the answer's sound. Raises: RequestError if it is no spoken answer, or is not so long.
-        """
+    def check_spoken(self, item_id: str, content_index: int) -> None:
+        """Raises: RequestError if there is no such item, or no sound of an answer there."""
         item = self.get(item_id)
         if not isinstance(item, AssistantMessage):
             raise RequestError("item_not_truncatable", f"{item_id!r} is no answer; only answers are cut", "item_id")
-        part = item.content[content_index] if content_index < len(item.content) else None
-        if not isinstance(part, OutputAudio):
+        if content_index >= len(item.content) or not isinstance(item.content[content_index], OutputAudio):
             raise RequestError("content_not_found", f"{item_id!r} has no sound at {content_index}", "content_index")
-        if audio_end_ms > audio_ms:
-            raise RequestError(
-                "audio_end_ms_too_large", f"{item_id!r} has {audio_ms} ms of sound, not {audio_end_ms}", "audio_end_ms"
-            )
-        words = part.transcript or ""
-        heard = words[: round(len(words) * audio_end_ms / audio_ms)] if audio_ms else ""
+
+    def cut(self, item_id: str, content_index: int, heard: str) -> None:
+        """Leave of an answer's words those that were heard. Raises: as `check_spoken`."""
+        self.check_spoken(item_id, content_index)
+        item = self.get(item_id)
+        assert isinstance(item, AssistantMessage), "it was checked"
         content = list(item.content)
-        content[content_index] = part.model_copy(update={"transcript": heard})
+        content[content_index] = OutputAudio(transcript=heard)
         self.replace(item.model_copy(update={"content": tuple(content), "status": "incomplete"}))
 
     def _index(self, item_id: str, param: str) -> int:

@@ -27,7 +27,7 @@ class Feeder:
         self._waiting: deque[Samples | Wish] = deque()
         self._num_waiting = 0
         self._num_ahead = 0
-        self._num_open = 0
+        self._num_left = 0  # samples that have gone to the call
 
     @property
     def is_empty(self) -> bool:
@@ -36,23 +36,35 @@ class Feeder:
     @property
     def num_missing_samples(self) -> int:
         """Until the second that was begun is complete; of a whole one if none was."""
-        return UNIT_SAMPLES - self._num_open
+        return UNIT_SAMPLES - (self._num_left + self._num_waiting) % UNIT_SAMPLES
 
-    def put(self, samples: Samples) -> None:
-        """Raises: RequestError if too much would wait; nothing is taken then."""
+    def put(self, samples: Samples, wish: Wish) -> None:
+        """wish: of every second that some of it ends up in.
+
+        Raises: RequestError if too much would wait; nothing is taken then.
+        """
         if self._num_waiting + len(samples) > self._max_samples:
             raise RequestError(
                 "input_backpressure",
                 f"{self._num_waiting / INPUT_RATE_HZ:.0f} s of audio wait to be heard; the limit is "
                 f"{self._max_samples / INPUT_RATE_HZ:.0f} s: send it no faster than it is spoken",
             )
-        self._waiting.append(samples)
-        self._num_waiting += len(samples)
-        self._num_open = (self._num_open + len(samples)) % UNIT_SAMPLES
+        while len(samples):
+            part, samples = np.split(samples, [self.num_missing_samples])
+            # Who is free has no wish, so that an earlier one for the same second stands.
+            if wish is not Wish.FREE:
+                self._waiting.append(wish)
+            self._waiting.append(part)
+            self._num_waiting += len(part)
 
     def put_wish(self, wish: Wish) -> None:
         """Of the second in which the next sound ends up."""
         self._waiting.append(wish)
+
+    def clear(self) -> None:
+        """The sound that waits will not be heard, what has gone to the call will; wishes stay."""
+        self._waiting = deque(waiting for waiting in self._waiting if isinstance(waiting, Wish))
+        self._num_waiting = 0
 
     def decided(self) -> None:
         """A second was decided on, or lost."""
@@ -69,4 +81,5 @@ class Feeder:
                     self._waiting.appendleft(rest)
                 self._num_waiting -= len(head)
                 self._num_ahead += len(head)
+                self._num_left += len(head)
             yield head

@@ -1,30 +1,22 @@
 """A realtime session without its socket: what a client asks and what happens in its call, as events to send.
 
-Sound is heard as it comes and the model decides by itself when to answer; a response that is asked for is the same
-with a wish. While the client sends nothing and an answer is due or under way, the call hears silence instead.
-Shown by tests/server/test_realtime.py.
+Who decides that the model answers is the client's choice (`AnswersWhen`); a response that is asked for is a wish. While
+the client sends nothing and an answer is due or under way, the call hears silence instead. What only vendors' clients
+know is in `vendor.py`. Shown by tests/server/test_realtime.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, Protocol, assert_never
+from typing import Protocol, assert_never
 
-import numpy as np
-
+from antiphon.aio import Picture
 from antiphon.core.duplex import Wish
-from antiphon.core.events import (
-    InputRefused,
-    SessionEnded,
-    SpeechLost,
-    TurnEnded,
-    TurnInterrupted,
-    UnitDecided,
-)
+from antiphon.core.events import InputRefused, SessionEnded, SpeechLost, TurnInterrupted, UnitDecided, WindowSlid
 from antiphon.errors import InputError
 from antiphon.happenings import Happening, Speech
-from antiphon.server.audio import Decoder, Samples, decode_base64
+from antiphon.server.audio import Samples
 from antiphon.server.events.client import (
     AudioAppend,
     AudioClear,
@@ -35,13 +27,23 @@ from antiphon.server.events.client import (
     ItemDelete,
     ItemRetrieve,
     ItemTruncate,
+    OutputClear,
     ResponseCancel,
     ResponseCreate,
+    ResponseOptions,
     SessionUpdateEvent,
     TextAppend,
 )
 from antiphon.server.events.ids import Ids
-from antiphon.server.events.items import InputAudio, InputText, Item, SystemMessage, UserMessage
+from antiphon.server.events.items import (
+    AssistantMessage,
+    InputAudio,
+    InputImage,
+    InputText,
+    Item,
+    SystemMessage,
+    UserMessage,
+)
 from antiphon.server.events.server import (
     AudioCleared,
     AudioCommitted,
@@ -55,26 +57,31 @@ from antiphon.server.events.server import (
     ServerEvent,
     SessionCreated,
     SessionUpdated,
-    StatusDetails,
+    SpeechStarted,
+    SpeechStopped,
+    TimeoutTriggered,
 )
-from antiphon.server.events.session import AudioFormat, AudioInput, AudioOutput, Session, SessionUpdate
-from antiphon.server.pacing import Pacer, PacingConfig
-from antiphon.server.realtime.answer import Answer, AnswerSettings
+from antiphon.server.events.session import ServerVad, Session
+from antiphon.server.events.vendor import OutputCleared
+from antiphon.server.pacing import PacingConfig
+from antiphon.server.realtime.answer import AnswerSettings, Vendor
+from antiphon.server.realtime.answering import Answering, CancelReason
 from antiphon.server.realtime.conversation import Conversation, RequestError
-from antiphon.server.realtime.feeding import Feeder
-from antiphon.units import INPUT_RATE_HZ, UNIT_S
-
-MIN_COMMIT_MS = 100
-"""The official service refuses to commit less."""
+from antiphon.server.realtime.hearing import Hearing
+from antiphon.server.realtime.incoming import Incoming
+from antiphon.server.realtime.settings import AnswersWhen, Choices, Offer, changed, first_choices
+from antiphon.server.realtime.vendor import VendorSide
+from antiphon.server.vad.detector import IdleTimeout, Started, Stopped, TurnEvent
 
 Events = Iterator[ServerEvent]
-CancelReason = Literal["turn_detected", "client_cancelled"]
 
 
 class Caller(Protocol):
     """The call of a session: `antiphon.aio.AsyncSession`."""
 
     def send_audio(self, samples: Samples) -> None: ...
+
+    def send_picture(self, picture: Picture) -> None: ...
 
     def send_text(self, text: str) -> None: ...
 
@@ -86,43 +93,70 @@ class Caller(Protocol):
 
 
 class Opener(Protocol):
-    """Starts the call when it is needed first, with the settings of then."""
+    """Starts the call when it is needed first, as it was chosen by then."""
 
-    def __call__(self, instructions: str) -> Caller: ...
+    def __call__(self, choices: Choices) -> Caller: ...
 
 
 class RealtimeSession:
-    """Owns what the client sees: settings, items, the response under way. Used by one task."""
+    """Owns what the client sees: settings, items, the response under way. Used by one task.
+
+    model: what it is called. has_vendor_events: the client asked for them already. now_s: on the clock of all methods.
+    """
 
     def __init__(
-        self, ids: Ids, session: Session, opener: Opener, pacing: PacingConfig, max_input_samples: int
+        self,
+        ids: Ids,
+        model: str,
+        offer: Offer,
+        opener: Opener,
+        *,
+        has_vendor_events: bool,
+        now_s: float,
     ) -> None:
         self._ids = ids
-        self._session = session
+        self._offer = offer
         self._opener = opener
         self._call: Caller | None = None
+        session = Session(id=ids.session(), model=model)
+        self._choices = first_choices(session, offer, has_vendor_events=has_vendor_events)
         self._conversation = Conversation()
         self._conversation_id = ids.conversation()
-        self._decoder = Decoder(_input_format(session).wire_format())
-        self._pacer = Pacer(pacing)
-        self._answer: Answer | None = None
-        self._answers_ms: dict[str, int] = {}  # sound of every answer that is over
-        self._void_turn = -1  # words and sound of it and of earlier ones are not wanted any more
-        self._num_uncommitted_ms = 0.0
-        self._num_unanswered_ms = 0.0
-        self._feeder = Feeder(max_input_samples)
-        self._quiet_since_s = 0.0  # since when nothing was heard, on the caller's clock
-        self.is_over = False
+        form = self._choices.input_format.wire_format()
+        self._hearing = Hearing(form, offer.max_input_samples, offer.speech_models, now_s)
+        self._answering = Answering(
+            ids, self._conversation, PacingConfig(), self._answer_settings, self._hearing.take, self._interrupt
+        )
+        self._vendor = VendorSide(ids, session.id, self._answering)
+        self._next_item_id = ids.item()
+        self._was_answering = False
+        self.end: str | None = None
+        """Why the session is over: the code of the error, or `completed`; None while it goes on."""
+
+    @property
+    def session(self) -> Session:
+        """As the client sees it."""
+        return self._choices.session
+
+    @property
+    def has_vendor_events(self) -> bool:
+        return self._choices.has_vendor_events
+
+    @property
+    def idle_s(self) -> float:
+        """The client may say nothing for so long."""
+        return self._choices.idle_s
 
     def greet(self) -> Events:
-        yield SessionCreated(event_id=self._ids.event(), session=self._session)
+        yield SessionCreated(event_id=self._ids.event(), session=self.session)
 
-    def obey(self, event: ClientEvent, now_s: float) -> Events:
+    def obey(self, incoming: Incoming, now_s: float) -> Events:
         """Answer a client's event; what cannot be done is answered with an error, and the session goes on."""
         try:
-            yield from self._obey(event, now_s)
+            yield from self._obey(incoming, now_s)
         except InputError as error:
-            yield self.error(error, event.event_id)
+            yield self.error(error, incoming.event.event_id)
+        self._feed()
 
     def error(self, error: InputError, event_id: str | None) -> ServerEvent:
         """event_id: of the client's event, if it has one."""
@@ -136,292 +170,317 @@ class RealtimeSession:
         """Tell the client what it should know of what happened in its call."""
         match happening:
             case UnitDecided():
-                yield from self._decide(happening)
+                self._hearing.decided()
+                if self.has_vendor_events:
+                    yield from self._vendor.decided(happening)
+                yield from self._answering.decide(happening, now_s)
             case Speech():
-                yield from self._hear_speech(happening, now_s)
-            case TurnEnded(turn=turn) if self._answer is not None and self._answer.turn == turn:
-                self._pacer.end(self._answer.response_id)
-                yield from self.due(now_s)
-            case TurnInterrupted(turn=turn) | SpeechLost(turn=turn) if self._answer and self._answer.turn == turn:
-                # Of an answer that the client stopped, this comes when the next one may have begun.
-                yield from self._cut("turn_detected", now_s)
+                yield from self._answering.hear(happening, now_s)
+            case TurnInterrupted(turn=turn, epoch=epoch):
+                self._vendor.epoch = epoch
+                yield from self._answering.was_stopped(turn, now_s)
+            case SpeechLost(turn=turn):
+                yield from self._answering.was_stopped(turn, now_s)
             case InputRefused():
-                self._feeder.decided()
-                self._feed()
-                yield self.error(InputError(happening.message), None)
+                yield from self._lose(happening)
+            case WindowSlid() if self.has_vendor_events:
+                yield from self._vendor.slid(happening)
             case SessionEnded():
                 yield from self._end(happening)
             case _:
-                pass  # costs and slides are for who asked for vendors' events
+                pass  # costs are for the metrics
+        self._expect_speech(now_s)
+        self._feed()
 
     def due(self, now_s: float) -> Events:
-        """Sound that leaves now, and the end of an answer that has left."""
-        for piece in self._pacer.due(now_s):
-            answer = self._answer
-            if answer is None or answer.response_id != piece.owner:
-                continue
-            if piece.is_last:
-                yield from self._finish(answer)
-            elif answer.is_audio:
-                yield from answer.sound(piece.samples)
+        """Do what is to be done at this time: sound that leaves, an answer that has left, silence to be heard."""
+        yield from self._answering.due(now_s)
+        self._expect_speech(now_s)
+        if self._answering.is_under_way and self._hearing.is_silence_due(now_s):
+            self._hearing.hear_silence(now_s)
+            self._feed()
 
     def next_due_s(self, now_s: float) -> float:
-        """When `due` or `keep_going` may have something to do; infinite if not before the next event."""
-        silence_s = self._quiet_since_s + UNIT_S if self._answer is not None else float("inf")
-        return min(self._pacer.next_due_s(now_s), max(now_s, silence_s))
-
-    def keep_going(self, now_s: float) -> None:
-        """Let the call hear silence if the client sends nothing while an answer is due or under way."""
-        is_due = now_s - self._quiet_since_s >= UNIT_S and self._feeder.is_empty
-        if self._answer is not None and is_due:
-            self._hear_silence(now_s)
+        """When `due` may have something to do; infinite if not before the next event."""
+        silence_s = self._hearing.silence_due_s() if self._answering.is_under_way else float("inf")
+        return min(self._answering.next_due_s(now_s), max(now_s, silence_s))
 
     def leave(self) -> None:
-        """The client has gone."""
-        self.is_over = True
+        """The client has gone for good."""
         if self._call is not None:
             self._call.close()
 
-    def _obey(self, event: ClientEvent, now_s: float) -> Events:
-        match event:
-            case SessionUpdateEvent(session=update):
-                yield from self._update(update)
-            case ResponseCreate():
-                yield from self._create_response(event, now_s)
+    def _obey(self, incoming: Incoming, now_s: float) -> Events:
+        match incoming.event:
+            case SessionUpdateEvent() as event:
+                yield from self._update(event, incoming)
+            case ResponseCreate(response=options):
+                yield from self._create_response(options or ResponseOptions(), now_s)
             case ResponseCancel(response_id=response_id):
-                yield from self._cancel(response_id, now_s)
-            case ItemTruncate():
-                yield from self._truncate(event, now_s)
-            case ItemCreate() | ItemRetrieve() | ItemDelete():
-                yield from self._obey_about_items(event)
-            case _:
-                yield from self._obey_about_input(event, now_s)
+                if not self._answering.is_present(response_id):
+                    raise RequestError("response_cancel_not_active", "Cancellation failed: no active response found")
+                yield from self._stop("client_cancelled", now_s)
+            case OutputClear(response_id=response_id):
+                yield from self._clear_output(response_id, now_s)
+            case ItemCreate() as event:
+                yield from self._create_item(event, incoming.pictures, now_s)
+            case ItemRetrieve() | ItemDelete() | ItemTruncate() as event:
+                yield from self._obey_about_item(event, now_s)
+            case AudioAppend() | AudioCommit() | AudioClear() | TextAppend() as event:
+                yield from self._obey_about_input(event, incoming.pictures, now_s)
+            case event:
+                yield from self._obey_vendor(event, now_s)
 
-    def _obey_about_input(self, event: ClientEvent, now_s: float) -> Events:
+    def _obey_about_input(
+        self, event: AudioAppend | AudioCommit | AudioClear | TextAppend, pictures: tuple[Picture, ...], now_s: float
+    ) -> Events:
         match event:
-            case AudioAppend(audio=audio):
-                samples = self._decoder.decode(decode_base64(audio))
-                self._num_uncommitted_ms += 1000 * len(samples) / INPUT_RATE_HZ
-                self._hear(samples, now_s)
+            case AudioAppend():
+                self._check_format(event)
+                samples = self._hearing.decode(event.audio)
+                self._show(pictures)
+                if event.force_listen:
+                    self._hearing.want(Wish.LISTEN)
+                yield from self._hear(samples, now_s)
             case AudioCommit():
+                self._hearing.commit()
                 yield from self._commit()
+                asks = event.type == "input.commit" if event.response_create is None else event.response_create
+                if asks or event.create_response:
+                    yield from self._create_response(ResponseOptions(), now_s)
             case AudioClear():
-                self._num_uncommitted_ms = 0.0
+                self._hearing.clear()
                 yield AudioCleared(event_id=self._ids.event())
             case TextAppend(text=text):
                 self._open().send_text(text)
-            case other:
-                raise RequestError("unsupported_event", f"{other.type} is not supported here", "type")
+            case never:
+                assert_never(never)
 
-    def _obey_about_items(self, event: ItemCreate | ItemRetrieve | ItemDelete) -> Events:
+    def _obey_about_item(self, event: ItemRetrieve | ItemDelete | ItemTruncate, now_s: float) -> Events:
         match event:
-            case ItemCreate(item=item, previous_item_id=previous_item_id):
-                yield from self._create_item(item, previous_item_id)
             case ItemRetrieve(item_id=item_id):
                 yield ItemRetrieved(event_id=self._ids.event(), item=self._conversation.get(item_id))
             case ItemDelete(item_id=item_id):
                 self._conversation.delete(item_id)
                 yield ItemDeleted(event_id=self._ids.event(), item_id=item_id)
+            case ItemTruncate(item_id=item_id, content_index=content_index, audio_end_ms=audio_end_ms):
+                yield from self._answering.truncate(item_id, content_index, audio_end_ms, now_s)
+                yield ItemTruncated(
+                    event_id=self._ids.event(),
+                    item_id=item_id,
+                    content_index=content_index,
+                    audio_end_ms=audio_end_ms,
+                )
             case never:
                 assert_never(never)
 
+    def _obey_vendor(self, event: ClientEvent, now_s: float) -> Events:
+        if self._vendor.is_drop(event):
+            self._hearing.clear()
+        elif self._vendor.is_barge_in(event):
+            if self._answering.is_under_way:
+                yield from self._stop("client_cancelled", now_s)
+        else:
+            yield from self._vendor.obey(event, self._choices, now_s)
+            self.end = self._vendor.end
+
     def _open(self) -> Caller:
         if self._call is None:
-            self._call = self._opener(self._session.instructions)
+            self._call = self._opener(self._choices)
+            if self._choices.opening_text:
+                self._call.send_text(self._choices.opening_text)
         return self._call
 
-    def _hear(self, samples: Samples, now_s: float) -> None:
-        self._feeder.put(samples)
-        self._quiet_since_s = now_s
-        self._num_unanswered_ms += 1000 * len(samples) / INPUT_RATE_HZ
-        self._feed()
+    def _hear(self, samples: Samples, now_s: float) -> Events:
+        """The client's sound, and what is detected in it."""
+        is_held = self._choices.answers_when is not AnswersWhen.MODEL and not self._answering.may_speak
+        for found in self._hearing.hear(samples, Wish.HOLD if is_held else Wish.FREE, now_s):
+            yield from self._detect(found, now_s)
 
-    def _hear_silence(self, now_s: float) -> None:
-        """What is left of the second that was begun, or a whole one."""
-        self._hear(np.zeros(self._feeder.num_missing_samples, np.float32), now_s)
+    def _detect(self, found: TurnEvent, now_s: float) -> Events:
+        vad = self._choices.turn_detection
+        assert isinstance(vad, ServerVad), "only then turns are detected"
+        item_id = self._next_item_id
+        match found:
+            case Started(audio_start_ms=start_ms):
+                yield SpeechStarted(event_id=self._ids.event(), audio_start_ms=start_ms, item_id=item_id)
+                if vad.interrupt_response and self._answering.is_under_way:
+                    yield from self._stop("turn_detected", now_s)
+                return
+            case Stopped(audio_end_ms=end_ms):
+                yield SpeechStopped(event_id=self._ids.event(), audio_end_ms=end_ms, item_id=item_id)
+            case IdleTimeout(audio_start_ms=start_ms, audio_end_ms=end_ms):
+                yield TimeoutTriggered(
+                    event_id=self._ids.event(), audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id
+                )
+            case never:
+                assert_never(never)
+        self._hearing.end_turn()
+        yield from self._commit()
+        if vad.create_response and not self._answering.is_under_way:
+            yield from self._create_response(ResponseOptions(), now_s)
 
     def _feed(self) -> None:
-        call = self._open()
-        for piece in self._feeder.ready():
+        for piece in self._hearing.ready():
             if isinstance(piece, Wish):
-                call.wish(piece)
+                self._open().wish(piece)
             else:
-                call.send_audio(piece)
+                self._open().send_audio(piece)
 
-    def _update(self, update: SessionUpdate) -> Events:
-        is_changed = update.instructions not in (None, self._session.instructions)
-        if is_changed and self._call is not None:
+    def _show(self, pictures: tuple[Picture, ...]) -> None:
+        """Let the model see pictures with the present second."""
+        for picture in pictures:
+            self._open().send_picture(picture)
+            self._hearing.see()
+
+    def _check_format(self, append: AudioAppend) -> None:
+        """Raises: RequestError if the piece says that it is in another format than the session's."""
+        for form in (append.format, append.input_audio_format):
+            if form is not None and form.wire_format() != self._choices.input_format.wire_format():
+                raise RequestError("unsupported_audio_format", "the format is the session's; update that", "format")
+        rate_hz = self._choices.input_format.wire_format().rate_hz
+        if append.sample_rate_hz not in (None, rate_hz):
             raise RequestError(
-                "instructions_update_unsupported",
-                "instructions are part of what the model has read; set them before the first sound",
-                "session.instructions",
+                "unsupported_sample_rate", f"the session's rate is {rate_hz} Hz; update that", "sample_rate_hz"
             )
-        changes: dict[str, object] = {}
-        for name in ("instructions", "output_modalities", "tools", "tool_choice", "max_output_tokens", "tracing"):
-            if name in update.model_fields_set:
-                changes[name] = dict(update)[name]
-        audio = self._session.audio
-        if update.audio is not None:
-            wanted_in, wanted_out = update.audio.input, update.audio.output
-            if wanted_in is not None and audio.input is not None:
-                audio = audio.model_copy(update={"input": audio.input.model_copy(update=_given(wanted_in))})
-            if wanted_out is not None and audio.output is not None:
-                audio = audio.model_copy(update={"output": audio.output.model_copy(update=_given(wanted_out))})
-            changes["audio"] = audio
-        before = _input_format(self._session)
-        self._session = self._session.model_copy(update=changes)
-        if _input_format(self._session) != before:
-            self._decoder = Decoder(_input_format(self._session).wire_format())
-        yield SessionUpdated(event_id=self._ids.event(), session=self._session)
+
+    def _update(self, event: SessionUpdateEvent, incoming: Incoming) -> Events:
+        is_open = self._call is not None
+        self._choices = changed(self._choices, event.session, incoming.voice, self._offer, is_open=is_open)
+        self._hearing.change_format(self._choices.input_format.wire_format())
+        vad = self._choices.turn_detection
+        self._hearing.watch(vad if isinstance(vad, ServerVad) else None)
+        yield SessionUpdated(event_id=self._ids.event(), session=self.session)
 
     def _commit(self) -> Events:
-        if self._num_uncommitted_ms < MIN_COMMIT_MS:
-            raise RequestError(
-                "input_audio_buffer_commit_empty",
-                f"the buffer holds {self._num_uncommitted_ms:.0f} ms of audio; at least {MIN_COMMIT_MS} are needed",
-            )
-        self._num_uncommitted_ms = 0.0
-        item = UserMessage(id=self._ids.item(), content=(InputAudio(),))
+        """What was said until now is an item."""
+        item_id, self._next_item_id = self._next_item_id, self._ids.item()
+        item = UserMessage(id=item_id, content=(InputAudio(),))
         previous = self._conversation.append(item)
-        assert item.id is not None, "an item has an id"
-        yield AudioCommitted(event_id=self._ids.event(), previous_item_id=previous, item_id=item.id)
+        yield AudioCommitted(event_id=self._ids.event(), previous_item_id=previous, item_id=item_id)
         yield from self._tell_item(item, previous)
 
-    def _create_item(self, item: Item, previous_item_id: str | None) -> Events:
-        named = item if item.id is not None else item.model_copy(update={"id": self._ids.item()})
-        previous = self._conversation.insert(named, previous_item_id)
-        if isinstance(named, UserMessage | SystemMessage):
-            words = [part.text for part in named.content if isinstance(part, InputText)]
-            try:
-                if words:
-                    self._open().send_text("\n".join(words))
-            except InputError:
-                assert named.id is not None, "an item has an id"
-                self._conversation.delete(named.id)
-                raise
-        yield from self._tell_item(named, previous)
+    def _create_item(self, event: ItemCreate, pictures: tuple[Picture, ...], now_s: float) -> Events:
+        item_id = self._ids.item() if event.item.id is None else event.item.id
+        item = event.item.model_copy(update={"id": item_id})
+        if not isinstance(item, UserMessage | SystemMessage | AssistantMessage):
+            raise RequestError("tools_unsupported", "this model calls no tools; send messages", "item.type")
+        sounds = self._read_parts(item)
+        kept = _without_files(item)
+        previous = self._conversation.insert(kept, event.previous_item_id)
+        try:
+            self._read(item)
+            self._show(pictures)
+        except InputError:
+            self._conversation.delete(item_id)
+            raise
+        yield from self._tell_item(kept, previous)
+        for sound in sounds:
+            yield from self._hear(sound, now_s)
+
+    def _read_parts(self, item: Item) -> list[Samples]:
+        """The sound in an item. Raises: InputError if a part of it cannot be used."""
+        if not isinstance(item, UserMessage):
+            return []
+        for index, part in enumerate(item.content):
+            if isinstance(part, InputImage) and not part.image_url:
+                raise RequestError("invalid_event", "a picture has an image_url", f"item.content[{index}].image_url")
+        return [
+            self._hearing.decode(part.audio) for part in item.content if isinstance(part, InputAudio) and part.audio
+        ]
+
+    def _read(self, item: Item) -> None:
+        """Let the model read the words in an item. What it said itself it remembers, or never said."""
+        if isinstance(item, UserMessage | SystemMessage):
+            words = [part.text for part in item.content if isinstance(part, InputText)]
+            if words:
+                self._open().send_text("\n".join(words))
 
     def _tell_item(self, item: Item, previous: str | None) -> Events:
         yield ItemAdded(event_id=self._ids.event(), previous_item_id=previous, item=item)
         yield ItemDone(event_id=self._ids.event(), previous_item_id=previous, item=item)
 
-    def _truncate(self, event: ItemTruncate, now_s: float) -> Events:
-        answer = self._answer
-        if answer is not None and answer.item_id == event.item_id:
-            audio_ms = answer.num_audio_ms
-            yield from self._stop("client_cancelled", now_s)
-        else:
-            audio_ms = self._answers_ms.get(event.item_id, 0)
-        self._conversation.truncate(event.item_id, event.content_index, event.audio_end_ms, audio_ms)
-        yield ItemTruncated(
-            event_id=self._ids.event(),
-            item_id=event.item_id,
-            content_index=event.content_index,
-            audio_end_ms=event.audio_end_ms,
-        )
-
-    def _create_response(self, event: ResponseCreate, now_s: float) -> Events:
-        if self._answer is not None:
+    def _create_response(self, options: ResponseOptions, now_s: float) -> Events:
+        self._answering.check_free()
+        if options.tools:
+            raise RequestError("tools_unsupported", "this model calls no tools; send none", "response.tools")
+        if options.conversation == "none" or options.input is not None or options.prompt is not None:
             raise RequestError(
-                "conversation_already_has_active_response",
-                f"response {self._answer.response_id!r} is under way; wait for it or cancel it",
+                "response_option_unsupported",
+                "a response answers what was said in the session; conversation, input and prompt cannot change that",
+                "response",
             )
-        options = event.response
+        if options.instructions:
+            self._open().send_text(options.instructions)
         settings = self._answer_settings()
-        if options is not None:
-            settings = replace(
-                settings,
-                metadata=options.metadata,
-                modalities=options.output_modalities or settings.modalities,
-            )
-        self._answer = self._begin(settings)
-        yield self._answer.created()
+        output = options.audio.output if options.audio is not None else None
+        if output is not None and output.format is not None:
+            settings = replace(settings, format=output.format.wire_format())
+        if options.output_modalities is not None:
+            settings = replace(settings, modalities=("audio",) if "audio" in options.output_modalities else ("text",))
+        if options.max_output_tokens is not None:
+            settings = replace(settings, max_tokens=options.max_output_tokens)
+        yield from self._answering.request(replace(settings, metadata=options.metadata))
+        self._hearing.expect_no_speech()
         # What is left of the second is silence: who asks for an answer has said what there was to say.
-        self._feeder.put_wish(Wish.SPEAK)
-        self._hear_silence(now_s)
+        self._hearing.want(Wish.SPEAK)
+        self._hearing.hear_silence(now_s)
 
-    def _cancel(self, response_id: str | None, now_s: float) -> Events:
-        answer = self._answer
-        if answer is None or response_id not in (None, answer.response_id):
-            raise RequestError("response_cancel_not_active", "Cancellation failed: no active response found")
-        yield from self._stop("client_cancelled", now_s)
+    def _clear_output(self, response_id: str | None, now_s: float) -> Events:
+        """Nothing more of the answer is sent, as if the client's loudspeaker were the server's."""
+        playback = self._answering.playback(None, response_id)
+        if self._answering.is_present(response_id):
+            yield from self._stop("client_cancelled", now_s)
+        yield OutputCleared(event_id=self._ids.event(), response_id=playback.response_id)
 
     def _stop(self, reason: CancelReason, now_s: float) -> Events:
-        """Stop the answer in the call too."""
+        yield from self._answering.stop(reason, now_s)
+
+    def _interrupt(self) -> None:
         if self._call is not None:
             self._call.interrupt()
-        yield from self._cut(reason, now_s)
 
-    def _cut(self, reason: CancelReason, now_s: float) -> Events:
-        """The answer is over here; what waits of it is dropped."""
-        answer, self._answer = self._answer, None
-        self._pacer.cut(now_s)
-        if answer is None:
-            return
-        if answer.turn is not None:
-            self._void_turn = max(self._void_turn, answer.turn)
-        self._answers_ms[answer.item_id] = answer.num_audio_ms
-        yield from answer.end("cancelled", StatusDetails(type="cancelled", reason=reason))
+    def _lose(self, refused: InputRefused) -> Events:
+        """A second was not heard; an answer to it will not come."""
+        self._hearing.decided()
+        if self._answering.is_awaited:
+            yield from self._answering.fail(refused.code, refused.message)
+        else:
+            yield self.error(InputError(refused.message), None)
 
-    def _decide(self, decided: UnitDecided) -> Events:
-        self._feeder.decided()
-        self._feed()
-        for said in decided.said:
-            if said.turn > self._void_turn:
-                yield from self._say(said.turn, said.text, len(decided.token_ids))
-
-    def _say(self, turn: int, words: str, num_tokens: int) -> Events:
-        if self._answer is not None and self._answer.turn not in (None, turn):
-            # The turn before it has been decided to its end, and its sound is on its way: it goes on first.
-            self._pacer.end(self._answer.response_id)
-            yield from self._finish(self._answer)
-        if self._answer is None:
-            self._answer = self._begin(self._answer_settings())
-            yield self._answer.created()
-        if self._answer.turn is None:
-            yield from self._answer.speak(turn)
-        self._answer.num_text_tokens += num_tokens
-        yield from self._answer.say(words)
-
-    def _hear_speech(self, speech: Speech, now_s: float) -> Events:
-        answer = self._answer
-        if answer is not None and answer.turn == speech.chunk.address.turn and speech.samples.numel():
-            self._pacer.queue(answer.response_id, speech.samples.numpy())
-            yield from self.due(now_s)
-
-    def _finish(self, answer: Answer) -> Events:
-        self._answer = None
-        self._answers_ms[answer.item_id] = answer.num_audio_ms
-        yield from answer.end("completed", StatusDetails(type="completed"))
+    def _expect_speech(self, now_s: float) -> None:
+        """When an answer is over, the time of nobody speaking begins."""
+        if self._was_answering and not self._answering.is_under_way:
+            self._hearing.expect_speech(self._answering.unplayed_ms(now_s))
+        self._was_answering = self._answering.is_under_way
 
     def _end(self, ended: SessionEnded) -> Events:
-        self.is_over = True
-        if self._answer is not None:
-            yield from self._answer.fail(ended.code, ended.message)
-            self._answer = None
+        self.end = ended.code
+        yield from self._answering.fail(ended.code, ended.message)
         if ended.code != "completed":
             details = ErrorDetails(type="server_error", code=ended.code, message=ended.message)
             yield ErrorEvent(event_id=self._ids.event(), error=details)
 
-    def _begin(self, settings: AnswerSettings) -> Answer:
-        num_input_ms, self._num_unanswered_ms = round(self._num_unanswered_ms), 0.0
-        return Answer.begin(self._ids, settings, self._conversation, num_input_ms)
-
     def _answer_settings(self) -> AnswerSettings:
-        output = self._session.audio.output
-        assert output is not None, "a session has its output decided"
-        assert output.format is not None, "a session has its output format decided"
+        session = self.session
         return AnswerSettings(
-            self._conversation_id, self._session.output_modalities, output.format.wire_format(), metadata=None
+            conversation_id=self._conversation_id,
+            modalities=session.output_modalities,
+            format=self._choices.output_format.wire_format(),
+            max_tokens=session.max_output_tokens,
+            metadata=None,
+            vendor=Vendor(session.id, self._vendor.epoch) if self.has_vendor_events else None,
         )
 
 
-def _input_format(session: Session) -> AudioFormat:
-    assert session.audio.input is not None, "a session has its input decided"
-    assert session.audio.input.format is not None, "a session has its input format decided"
-    return session.audio.input.format
-
-
-def _given(part: AudioInput | AudioOutput) -> dict[str, object]:
-    """The fields that a client wrote."""
-    return {name: value for name, value in part if name in part.model_fields_set}
+def _without_files(item: UserMessage | SystemMessage | AssistantMessage) -> Item:
+    """As it is kept and told: neither sound nor pictures."""
+    if not isinstance(item, UserMessage):
+        return item
+    parts = tuple(
+        part
+        if isinstance(part, InputText)
+        else part.model_copy(update={"audio": None} if isinstance(part, InputAudio) else {"image_url": None})
+        for part in item.content
+    )
+    return item.model_copy(update={"content": parts})

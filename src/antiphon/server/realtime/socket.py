@@ -1,159 +1,153 @@
-"""The socket of a realtime session: messages in, events out, and the time between them.
+"""The sockets of `/v1/realtime`: a handshake, a reader, a writer; what is said in between is `hosting.py`'s.
 
-One task reads, one writes; whatever happens is handled by a third, one thing at a time. Shown by
-tests/server/test_realtime_socket.py.
+Shown by tests/server/test_realtime_socket.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
-from antiphon.aio import AsyncSession
-from antiphon.happenings import Happening
-from antiphon.models.minicpmo.prompt import wrap
-from antiphon.server.events.client import EventError, parse
+from antiphon.server.auth import POLICY_VIOLATION, Refusal
+from antiphon.server.events.client import EventError, SessionResume, parse
 from antiphon.server.events.ids import Ids
-from antiphon.server.events.server import ServerEvent
-from antiphon.server.events.session import Session
-from antiphon.server.outbox import Outbox, SlowReaderError
-from antiphon.server.pacing import PacingConfig
+from antiphon.server.events.server import ErrorDetails, ErrorEvent
+from antiphon.server.outbox import Outbox
 from antiphon.server.realtime.conversation import RequestError
-from antiphon.server.realtime.session import RealtimeSession
+from antiphon.server.realtime.hosting import Attachment, Hosted, Sessions
+from antiphon.server.realtime.incoming import read
 from antiphon.server.service import Service
 
-MODEL_NAME = "minicpm-o-4_5"
-CLOSED_NORMALLY, CLOSED_TOO_SLOW = 1000, 1008
+FIRST_MESSAGE_S = 10.0
+"""A socket that resumes says so by then."""
+FLUSH_S = 5.0
+"""What was told leaves by then, after the session's end."""
+ABNORMAL_CLOSURE = 1006
+
+_ON = ("1", "true", "on")
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
+    sessions = Sessions(service)
 
     async def talk(socket: WebSocket) -> None:
-        with service.door.enter(socket.headers) as refusal:
-            if refusal is not None:
-                await refusal.deny(socket)
-                return
-            await _Connection(service, socket).run()
+        if _asks(socket, "resume"):
+            await _resume(service, sessions, socket)
+        else:
+            await _begin(service, sessions, socket)
 
     routes.add_api_websocket_route("/v1/realtime", talk)
     return routes
 
 
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """The client closed its end."""
+def _asks(socket: WebSocket, name: str) -> bool:
+    return socket.query_params.get(name, "").lower() in _ON
 
 
-class _Connection:
-    """One client from its handshake to its end."""
+async def _begin(service: Service, sessions: Sessions, socket: WebSocket) -> None:
+    with ExitStack() as stack:
+        refusal = stack.enter_context(service.door.enter(socket.headers))
+        if refusal is not None:
+            await refusal.deny(socket)
+            return
+        owner = service.door.identify(socket.headers)
+        assert not isinstance(owner, Refusal), "who is inside was known at the door"
+        await socket.accept()
+        attachment = Attachment(Outbox(service.limits.outbox))
+        # The place is the session's from now on.
+        is_resumable = _asks(socket, "vendor_events") or _asks(socket, "duplex")
+        hosted = sessions.begin(owner, stack.pop_all(), attachment, is_resumable=is_resumable)
+    await _Socket(service, socket, attachment, hosted).run()
 
-    def __init__(self, service: Service, socket: WebSocket) -> None:
+
+async def _resume(service: Service, sessions: Sessions, socket: WebSocket) -> None:
+    """A socket that takes up a session has no place of its own: it has the session's."""
+    owner = service.door.identify(socket.headers)
+    if isinstance(owner, Refusal):
+        await owner.deny(socket)
+        return
+    await socket.accept()
+    attachment = Attachment(Outbox(service.limits.outbox))
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            event = parse(await _receive(socket))
+        if not isinstance(event, SessionResume):
+            raise RequestError("invalid_session_resume", "the first message here is session.resume", "type")
+        hosted = sessions.resume(event, owner, attachment)
+    except WebSocketDisconnect:
+        return
+    except TimeoutError:
+        await _refuse(socket, RequestError("config_timeout", f"session.resume did not come in {FIRST_MESSAGE_S} s"))
+    except (RequestError, EventError) as error:
+        await _refuse(socket, error)
+    else:
+        await _Socket(service, socket, attachment, hosted).run()
+
+
+async def _receive(socket: WebSocket) -> str:
+    """The next message; a binary one is no event, and neither is an empty one. Raises: WebSocketDisconnect."""
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message["code"])
+    text: str | None = message.get("text")
+    return "" if text is None else text
+
+
+async def _refuse(socket: WebSocket, error: RequestError | EventError) -> None:
+    details = ErrorDetails(type="invalid_request_error", code=error.code, message=str(error), param=error.param)
+    await socket.send_text(ErrorEvent(event_id=Ids().event(), error=details).to_json())
+    await socket.close(POLICY_VIOLATION)
+
+
+class _Socket:
+    """Carries messages between a socket and its session until one of them ends."""
+
+    def __init__(self, service: Service, socket: WebSocket, attachment: Attachment, hosted: Hosted) -> None:
         self._service = service
         self._socket = socket
-        self._loop = asyncio.get_running_loop()
-        self._inbox: asyncio.Queue[str | Happening | _Gone] = asyncio.Queue()
-        self._outbox = Outbox(service.limits.outbox)
-        self._last_message_s = self._loop.time()
-        self._follower: asyncio.Task[None] | None = None
-        ids = Ids()
-        session = Session(id=ids.session(), model=MODEL_NAME, instructions="")
-        self._session = RealtimeSession(ids, session, self._open, PacingConfig(), service.limits.max_input_samples)
+        self._attachment = attachment
+        self._hosted = hosted
 
     async def run(self) -> None:
-        await self._socket.accept()
-        reader = asyncio.create_task(self._read())
-        writer = asyncio.create_task(self._write())
-        code = CLOSED_NORMALLY
+        reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         try:
-            self._tell(self._session.greet())
-            while not self._session.is_over:
-                await self._handle_next()
-        except SlowReaderError as error:
-            self._service.metrics.count_error(error.code)
-            code = CLOSED_TOO_SLOW
-        finally:
-            self._session.leave()
-            if code == CLOSED_NORMALLY:
+            await asyncio.wait((reader, writer, self._attachment.closed), return_when=asyncio.FIRST_COMPLETED)
+            code = self._attachment.closed.result() if self._attachment.closed.done() else ABNORMAL_CLOSURE
+            if code != ABNORMAL_CLOSURE:
                 await self._flush(writer)
-            for task in (reader, writer, self._follower):
-                if task is not None:
-                    task.cancel()
-        if self._socket.client_state.name == "CONNECTED":
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._hosted.left(self._attachment)
+        if code != ABNORMAL_CLOSURE and self._socket.client_state.name == "CONNECTED":
             await self._socket.close(code)
 
-    async def _handle_next(self) -> None:
-        """Wait for the next thing and handle it, or do what is due until then."""
-        now_s = self._loop.time()
-        idle_s = self._last_message_s + self._service.limits.idle_s
-        try:
-            async with asyncio.timeout_at(min(self._session.next_due_s(now_s), idle_s)):
-                came = await self._inbox.get()
-        except TimeoutError:
-            now_s = self._loop.time()
-            if now_s >= idle_s:
-                waited_s = self._service.limits.idle_s
-                error = RequestError("idle_timeout", f"nothing came for {waited_s} s; the session is over")
-                self._tell([self._session.error(error, None)])
-                self._session.is_over = True
-                return
-            self._session.keep_going(now_s)
-            self._tell(self._session.due(now_s))
-            return
-        now_s = self._loop.time()
-        match came:
-            case _Gone():
-                self._session.is_over = True
-            case str():
-                self._last_message_s = now_s
-                self._obey(came, now_s)
-            case happening:
-                self._tell(self._session.happened(happening, now_s))
-
-    def _obey(self, text: str, now_s: float) -> None:
-        try:
-            event = parse(text)
-        except EventError as error:
-            self._tell([self._session.error(error, error.event_id)])
-            return
-        self._tell(self._session.obey(event, now_s))
-
-    def _open(self, instructions: str) -> AsyncSession:
-        config = self._service.session
-        if instructions:
-            config = replace(config, prompt=wrap(instructions))
-        call = self._service.open(config, self._service.voice)
-        self._follower = asyncio.create_task(self._follow(call))
-        return call
-
-    async def _follow(self, call: AsyncSession) -> None:
-        async for happening in self._service.happenings(call):
-            self._inbox.put_nowait(happening)
-
     async def _read(self) -> None:
+        """Until the client has gone."""
         try:
             while True:
-                self._inbox.put_nowait(await self._socket.receive_text())
+                text = await _receive(self._socket)
+                # Taken before the message is read, so that a flood waits in the network.
+                await self._attachment.room.acquire()
+                self._hosted.said(self._attachment, await read(text, self._service.book))
         except WebSocketDisconnect:
-            self._inbox.put_nowait(_Gone())
+            return
 
     async def _write(self) -> None:
+        """Until the client has gone."""
+        outbox = self._attachment.outbox
         try:
             while True:
-                await self._socket.send_text(await self._outbox.next())
-                self._outbox.sent()
+                await self._socket.send_text(await outbox.next())
+                outbox.sent()
         except WebSocketDisconnect:
-            self._inbox.put_nowait(_Gone())
+            return
 
     async def _flush(self, writer: asyncio.Task[None]) -> None:
         """Let what was told leave, unless nobody reads it any more."""
-        flushed = asyncio.create_task(self._outbox.flushed())
-        await asyncio.wait((flushed, writer), timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        flushed = asyncio.create_task(self._attachment.outbox.flushed())
+        await asyncio.wait((flushed, writer), timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED)
         flushed.cancel()
-
-    def _tell(self, events: Iterable[ServerEvent]) -> None:
-        for event in events:
-            self._outbox.put(event.to_json(), self._loop.time())

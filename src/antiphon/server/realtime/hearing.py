@@ -1,0 +1,138 @@
+"""The sound of a client on its way to its call: decoded, watched for speech, counted, and who may answer it when.
+
+Shown by tests/server/test_realtime.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from antiphon.core.duplex import Wish
+from antiphon.server.audio import Decoder, Samples, WireFormat, decode_base64
+from antiphon.server.events.session import ServerVad
+from antiphon.server.realtime.answer import Taken
+from antiphon.server.realtime.conversation import RequestError
+from antiphon.server.realtime.feeding import Feeder
+from antiphon.server.vad.choice import SpeechModels
+from antiphon.server.vad.config import turn_config
+from antiphon.server.vad.detector import TurnDetector, TurnEvent
+from antiphon.units import INPUT_RATE_HZ, UNIT_S
+
+MIN_COMMIT_MS = 100
+"""The official service refuses to commit less."""
+
+
+class Hearing:
+    """Owns the sound between one client and its call. Clocks are the caller's."""
+
+    def __init__(self, form: WireFormat, max_samples: int, models: SpeechModels, now_s: float) -> None:
+        self._form = form
+        self._decoder = Decoder(form)
+        self._models = models
+        self._feeder = Feeder(max_samples)
+        self._vad: ServerVad | None = None
+        self._detector: TurnDetector | None = None
+        self._quiet_since_s = now_s
+        self._num_samples = 0
+        self._uncommitted_ms = 0.0
+        self._unanswered_ms = 0.0
+        self._num_unanswered_pictures = 0
+
+    def change_format(self, form: WireFormat) -> None:
+        """From the next sound on; what the present one's resampler holds goes with it."""
+        if form != self._form:
+            self._form, self._decoder = form, Decoder(form)
+
+    def watch(self, vad: ServerVad | None) -> None:
+        """Detect turns from now on, or do not."""
+        if vad == self._vad:
+            return
+        self._vad = vad
+        self._detector = None
+        if vad is not None:
+            self._detector = TurnDetector(turn_config(vad), self._models.new(), self._num_samples)
+
+    def decode(self, audio: str) -> Samples:
+        """audio: base64, in the client's format. Raises: AudioError."""
+        return self._decoder.decode(decode_base64(audio))
+
+    def hear(self, samples: Samples, wish: Wish, now_s: float) -> list[TurnEvent]:
+        """The client's sound. wish: of its seconds. Returns what is detected in it. Raises: RequestError."""
+        self._feeder.put(samples, wish)
+        self._quiet_since_s = now_s
+        self._num_samples += len(samples)
+        self._uncommitted_ms += _ms(samples)
+        self._unanswered_ms += _ms(samples)
+        return [] if self._detector is None else self._detector.feed(samples)
+
+    def see(self) -> None:
+        """A picture went to the call."""
+        self._num_unanswered_pictures += 1
+
+    def want(self, wish: Wish) -> None:
+        """Of the second in which the next sound ends up."""
+        self._feeder.put_wish(wish)
+
+    def hear_silence(self, now_s: float) -> None:
+        """What is left of the second that was begun, or a whole one; not the client's, so that nothing counts it."""
+        self._feeder.put(np.zeros(self._feeder.num_missing_samples, np.float32), Wish.FREE)
+        self._quiet_since_s = now_s
+
+    def silence_due_s(self) -> float:
+        """When the call has heard nothing for a second."""
+        return self._quiet_since_s + UNIT_S
+
+    def is_silence_due(self, now_s: float) -> bool:
+        return now_s >= self.silence_due_s() and self._feeder.is_empty
+
+    def commit(self) -> None:
+        """Raises: RequestError if there is hardly any sound since the last time."""
+        if self._uncommitted_ms < MIN_COMMIT_MS:
+            raise RequestError(
+                "input_audio_buffer_commit_empty",
+                f"the buffer holds {self._uncommitted_ms:.0f} ms of audio; at least {MIN_COMMIT_MS} are needed",
+            )
+        self.end_turn()
+        if self._detector is not None:
+            self._detector.cut()
+
+    def end_turn(self) -> None:
+        """What came until now is a turn."""
+        self._uncommitted_ms = 0.0
+
+    def clear(self) -> None:
+        """What came and was not heard yet is forgotten."""
+        self._feeder.clear()
+        self.end_turn()
+        if self._detector is not None:
+            self._detector.cut()
+
+    def take(self) -> Taken:
+        """What an answer that begins now answers; counted anew."""
+        taken = Taken(round(self._unanswered_ms), self._num_unanswered_pictures)
+        self._unanswered_ms, self._num_unanswered_pictures = 0.0, 0
+        return taken
+
+    def expect_speech(self, in_ms: float) -> None:
+        """The last answer has been sent, and will have been played in so long."""
+        if self._detector is not None:
+            self._detector.expect_speech(in_ms)
+
+    def expect_no_speech(self) -> None:
+        """An answer is due."""
+        if self._detector is not None:
+            self._detector.expect_no_speech()
+
+    def decided(self) -> None:
+        """A second was decided on, or lost."""
+        self._feeder.decided()
+
+    def ready(self) -> Iterator[Samples | Wish]:
+        """What the call shall get now, in order."""
+        return self._feeder.ready()
+
+
+def _ms(samples: Samples) -> float:
+    return 1000 * len(samples) / INPUT_RATE_HZ
