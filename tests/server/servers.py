@@ -16,6 +16,7 @@ from antiphon.loading import Running
 from antiphon.server.auth import read_api_keys
 from antiphon.server.run import BuildApp, DrainingServer, Host, bound_socket, make_server, operations_app
 from antiphon.server.settings import ServerSettings, from_flags, resolve
+from antiphon.server.vad.choice import speech_models
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,13 +46,14 @@ def tiny_settings(checkpoint: Path, **options: str) -> ServerSettings:
 def running_server(settings: ServerSettings, engine: Running, build_app: BuildApp) -> Iterator[RunningServer]:
     """A server that listens, until the context ends."""
     keys = None if settings.api_keys_file is None else read_api_keys(settings.api_keys_file)
+    speech = speech_models(settings.vad_model)
     said: SimpleQueue[str] = SimpleQueue()
     servers: list[DrainingServer] = []
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def live() -> None:
         loops.append(asyncio.get_running_loop())
-        servers.append(make_server(settings, keys, engine, build_app, said.put))
+        servers.append(make_server(settings, keys, engine, speech, build_app, said.put))
         await servers[0].serve(sockets=[listening])
 
     def stop() -> None:

@@ -12,10 +12,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from antiphon.errors import ConfigError
+from antiphon.errors import CheckpointError, ConfigError
 from antiphon.server.run import bound_socket, serve
 from antiphon.server.settings import from_flags, resolve
 from server.servers import StartServer, echo_app
+from server.vad.networks import write_network
 
 
 def refused(url: str, **headers: str) -> tuple[int, str]:
@@ -147,6 +148,7 @@ def test_with_a_certificate_the_server_speaks_tls(start_server: StartServer, tmp
         ({"api_keys_file": "/none/keys"}, "cannot be read"),
         ({"tls_certificate_file": "/none/a", "tls_key_file": "/none/b"}, "no certificate"),
         ({"host": "999.0.0.1"}, "nobody can listen"),
+        ({"vad_model": "/none/silero.onnx"}, "vad_model /none/silero.onnx cannot be loaded"),
     ],
 )
 def test_what_needs_no_checkpoint_is_refused_before_one_is_opened(options: dict[str, str], complaint: str) -> None:
@@ -154,6 +156,16 @@ def test_what_needs_no_checkpoint_is_refused_before_one_is_opened(options: dict[
     with pytest.raises(ConfigError, match=complaint):
         serve(resolve(from_flags({"model": "/none", "port": "0", **options})), echo_app, said.append)
     assert not [line for line in said if line.startswith("opening")]
+
+
+def test_the_start_says_what_tells_speech(tmp_path: Path) -> None:
+    file = write_network(tmp_path / "silero_vad.onnx")
+    for vad_model, name in (("", "energy"), (str(file), f"silero in {file}")):
+        said: list[str] = []
+        options = {"model": "/none", "port": "0", "vad_model": vad_model}
+        with pytest.raises(CheckpointError):
+            serve(resolve(from_flags(options)), echo_app, said.append)
+        assert f"server_vad hears speech by {name}" in said
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded() -> None:

@@ -59,6 +59,7 @@ def test_a_server_says_what_it_runs_with_and_ends_with_status_0(tiny_checkpoint:
     assert "max_calls = 2  (environment variable ANTIPHON_MAX_CALLS)" in printed
     assert f"window_high_tokens = 400  (window_high_tokens in file {LAPTOP})" in printed
     assert [line.split()[0] for line in printed[len(options()) :]] == [
+        "server_vad",
         "opening",
         "THE",
         "loading",

@@ -112,6 +112,18 @@ def test_empty_text_takes_a_file_back(tmp_path: Path) -> None:
     assert resolve(from_environment({"ANTIPHON_API_KEYS_FILE": ""}), file).settings.api_keys_file is None
 
 
+def test_the_speech_model_is_a_file_or_energy(tmp_path: Path) -> None:
+    assert resolved().settings.vad_model is None
+    assert resolved(vad_model="/flag.onnx").settings.vad_model == Path("/flag.onnx")
+    file = from_file(written(tmp_path, "vad_model: /file.onnx\n"))
+    assert resolve(from_environment({"ANTIPHON_VAD_MODEL": "/variable.onnx"}), file).settings.vad_model == Path(
+        "/variable.onnx"
+    )
+    found = resolve(from_flags({"vad_model": ""}), file)
+    assert found.settings.vad_model is None
+    assert "vad_model = none  (flag --vad-model)" in list(found.lines())
+
+
 def test_what_is_not_said_follows_from_what_is() -> None:
     assert resolved().settings.dtype is Dtype.FLOAT32
     assert resolved(thinker_device="cuda:1").settings.dtype is Dtype.BFLOAT16

@@ -14,7 +14,6 @@ from antiphon.server.realtime import socket as realtime
 from antiphon.server.run import Host, operations_app
 from antiphon.server.service import Limits, Service, random_seed
 from antiphon.server.settings import ServerSettings
-from antiphon.server.vad.choice import speech_models
 from antiphon.units import INPUT_RATE_HZ
 
 
@@ -30,7 +29,7 @@ def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI
         mode=host.settings.window,
         window_limits=window_limits(host.settings),
         marker=running.marker,
-        speech_models=speech_models(None),
+        speech=host.speech,
         door=host.door,
         metrics=host.metrics,
         limits=limits_of(host.settings),

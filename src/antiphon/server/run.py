@@ -31,6 +31,7 @@ from antiphon.server.health import Surveyor, operations_routes
 from antiphon.server.logs import configure
 from antiphon.server.metrics import Direction, Metrics
 from antiphon.server.settings import Resolved, ServerSettings
+from antiphon.server.vad.choice import SpeechModels, speech_models
 
 CLEANUP_LIMIT_S = 5
 """What connections have to clean up after they were closed with 1012; then their tasks are cancelled."""
@@ -46,11 +47,13 @@ class Host:
     """All that an app stands on.
 
     running: what opening a call needs: voices, settings for those that ask for nothing.
+    speech: for callers whose client wants the server to tell when they speak.
     access: for routes that are no calls. door: for calls, which it knows by their headers too.
     """
 
     settings: ServerSettings
     running: Running
+    speech: SpeechModels
     engine: AsyncEngine
     access: Access
     door: Door
@@ -78,10 +81,12 @@ def serve(resolved: Resolved, build_app: BuildApp, say: Say) -> None:
     # What can be wrong without a checkpoint is found before one is loaded.
     keys = None if settings.api_keys_file is None else read_api_keys(settings.api_keys_file)
     _check_tls(settings)
+    speech = speech_models(settings.vad_model)
+    say(f"server_vad hears speech by {speech.name}")
     with bound_socket(settings.host, settings.port) as listening, loaded(settings, say) as running:
 
         async def live() -> None:
-            await make_server(settings, keys, running, build_app, say).serve(sockets=[listening])
+            await make_server(settings, keys, running, speech, build_app, say).serve(sockets=[listening])
 
         asyncio.run(live())
 
@@ -107,7 +112,12 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def make_server(
-    settings: ServerSettings, keys: ApiKeys | None, running: Running, build_app: BuildApp, say: Say
+    settings: ServerSettings,
+    keys: ApiKeys | None,
+    running: Running,
+    speech: SpeechModels,
+    build_app: BuildApp,
+    say: Say,
 ) -> DrainingServer:
     """A server that serves nobody yet, for the running event loop. keys: None lets anybody call."""
     clock = MonotonicClock()
@@ -116,7 +126,7 @@ def make_server(
     access = Access(keys, settings.allowed_origins)
     door = Door(access, KeyLimits(settings.max_calls_per_key), metrics)
     surveyor = Surveyor(engine.survey, settings.survey_limit_s)
-    app = build_app(Host(settings, running, engine, access, door, metrics, surveyor, clock))
+    app = build_app(Host(settings, running, speech, engine, access, door, metrics, surveyor, clock))
     return DrainingServer(_uvicorn_config(settings, CountedBytes(app, metrics)), door, settings.drain_s, say)
 
 

@@ -51,6 +51,7 @@ class Service:
     """session: a call that asks for nothing else. voice: what it speaks with. draw_seed: of a call that names none.
 
     mode, window_limits: of a window that a call asks for in part. marker: ids in front of `previous` text.
+    speech: for callers whose client wants the server to tell when they speak.
     """
 
     engine: AsyncEngine
@@ -60,7 +61,7 @@ class Service:
     mode: WindowMode
     window_limits: WindowLimits
     marker: tuple[int, ...]
-    speech_models: SpeechModels
+    speech: SpeechModels
     door: Door
     metrics: Metrics
     limits: Limits

@@ -123,6 +123,9 @@ class ServerSettings(BaseModel):
         default_factory=_all_calls, description="Calls that one key may have at once. Default: `max_calls`."
     )
 
+    vad_model: OptionalFile = Field(
+        None, description="silero_vad.onnx, for clients that ask for `server_vad`; without it energy tells speech."
+    )
     idle_s: Seconds = Field(300.0, description="A call that sends nothing for so long is closed.")
     max_message_bytes: Count = Field(15 * MIB, description="Of one message; longer ones end the connection.")
     max_input_queue_bytes: Count = Field(32 * MIB, description="Sound of a call that may wait to be heard.")

@@ -115,7 +115,7 @@ class Hosted:
             mode=service.mode,
             limits=service.window_limits,
             marker=service.marker,
-            speech_models=service.speech_models,
+            speech_models=service.speech,
             max_input_samples=service.limits.max_input_samples,
             idle_s=service.limits.idle_s,
         )

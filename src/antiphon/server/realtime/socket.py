@@ -92,8 +92,8 @@ async def _receive(socket: WebSocket) -> str:
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message["code"])
-    text: str | None = message.get("text")
-    return "" if text is None else text
+    text = message["text"] if "text" in message else None
+    return text if isinstance(text, str) else ""
 
 
 async def _refuse(socket: WebSocket, error: RequestError | EventError) -> None:

@@ -18,8 +18,9 @@ from antiphon.server.vad.speech import WINDOW_SAMPLES
 from antiphon.units import INPUT_RATE_HZ
 
 HISTORY_S = 3.0
-MIN_FLOOR_DB = -65.0
-"""Rooms are not quieter; without it the last bit's noise would be speech after digital silence."""
+MIN_FLOOR_DB = -60.0
+"""What counts as silence in any room, or a hiss would be speech after the perfect silence that a noise gate makes. With
+the margin it is vLLM-Omni's `overlap_silence_rms` of 0.003."""
 FIRST_FLOOR_DB = -50.0
 """Until the room has been heard: above the noise of most microphones, and far below speech of usual level."""
 MARGIN_DB = 9.0

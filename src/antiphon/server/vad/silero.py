@@ -21,6 +21,15 @@ from antiphon.units import INPUT_RATE_HZ
 CONTEXT_SAMPLES = 64
 STATE_SHAPE = (2, 1, 128)
 INPUTS = ("input", "sr", "state")
+
+LOW_PROBABILITY = 0.1
+FORGETTING_S = 10.0
+"""After so long a stretch of windows that are surely none, memory begins anew. Loud noise shifts it until the next
+speech is found a second late: not within ten seconds, but often within fifteen (white noise of -18 to -30 dB, version
+6.2.3). Pipecat resets for the same reason (`_MODEL_RESET_*` in pipecat/audio/vad/silero.py, 1.14.0), every two seconds;
+but a new memory takes music for speech more often, so it is made no oftener than it must be."""
+NUM_LOW_WINDOWS = round(FORGETTING_S * INPUT_RATE_HZ / WINDOW_SAMPLES)
+
 LOG_ERRORS = 3
 """onnxruntime's number; below, it comments on how the file was exported."""
 
@@ -67,12 +76,16 @@ class SileroModel:
         self._network = network
         self._state = np.zeros(STATE_SHAPE, np.float32)
         self._sound = np.zeros((1, CONTEXT_SAMPLES + WINDOW_SAMPLES), np.float32)
+        self._num_low = 0
 
     def probability(self, window: Samples) -> float:
         """That it is speech. window: [WINDOW_SAMPLES] float32."""
         self._sound[0, :CONTEXT_SAMPLES] = self._sound[0, -CONTEXT_SAMPLES:]
         self._sound[0, CONTEXT_SAMPLES:] = window
         probability, self._state = self._network.run(self._sound, self._state)
+        self._num_low = self._num_low + 1 if probability < LOW_PROBABILITY else 0
+        if self._num_low == NUM_LOW_WINDOWS:
+            self._state, self._num_low = np.zeros(STATE_SHAPE, np.float32), 0
         return probability
 
 
