@@ -92,8 +92,11 @@ async def _receive(socket: WebSocket) -> str:
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message["code"])
-    text = message["text"] if "text" in message else None
-    return text if isinstance(text, str) else ""
+    match message:
+        case {"text": str(text)}:
+            return text
+        case _:
+            return ""
 
 
 async def _refuse(socket: WebSocket, error: RequestError | EventError) -> None:
