@@ -18,7 +18,11 @@ from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, ResourceExhausted
 from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
+from antiphon.models.minicpmo.flow_cache import FlowShape
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.model import Model, Section, load_model
+from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.draw_table import DrawSlot
@@ -81,6 +85,13 @@ def second(seed: int) -> UnitInput:
 
 def senses(model: Model, tokenizer: TextTokenizer) -> Senses:
     return Senses(model.thinker, tokenizer.special, model.audio, model.vision)
+
+
+def speech_arena(model: Model) -> SpeechArena:
+    """Room for two turns with voices of up to 2 s."""
+    shape = FlowShape(model.config.flow, NUM_FLOW_STEPS)
+    size = ArenaSize.for_turns(Retention.REFERENCE, voice_frames=100, max_speaking=2, largest_batch=1)
+    return SpeechArena(shape, Retention.REFERENCE, size, torch.float32, CPU)
 
 
 def decider(model: Model, tokenizer: TextTokenizer, num_blocks: int) -> Decider:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from antiphon.models.minicpmo.causal_hift import CausalHift
 from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer, draw_noise
-from antiphon.models.minicpmo.flow_cache import FlowCache
+from antiphon.models.minicpmo.flow_cache import FlowShape, Voice
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
-from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift import Hift, HiftNetwork, fold_weight_norms
 from antiphon.models.minicpmo.hift_config import Generation, HiftConfig
+from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.vocoder import SpeechVocoder, Vocoder
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
@@ -55,13 +56,27 @@ FLOW_NOISE_FRAMES = 400
 PITCH_HZ = 120.0
 
 
+ROOMY = ArenaSize(max_speaking=32, max_frames=4000, max_windows=32)
+
+
 def synthesizer(
-    num_steps: int = 3, device: torch.device = CPU, generation: Generation = Generation.V1_0_5
+    num_steps: int = 3,
+    device: torch.device = CPU,
+    *,
+    generation: Generation = Generation.V1_0_5,
+    size: ArenaSize = ROOMY,
+    retention: Retention = Retention.REFERENCE,
+    dtype: torch.dtype = torch.float32,
 ) -> MelSynthesizer:
     flow = Flow(FLOW)
     _randomise(flow, 0.3)
+    arena = SpeechArena(FlowShape(FLOW, num_steps), retention, size, dtype, device)
+    # What nobody wrote must not be heard.
+    for entries in arena.entries.all:
+        entries.keys.fill_(torch.nan)
+        entries.values.fill_(torch.nan)
     noise = draw_noise(BINS, 0, device)[:, :FLOW_NOISE_FRAMES]
-    return MelSynthesizer(flow.to(device), noise, num_steps, flow_rules(generation))
+    return MelSynthesizer(flow.to(device), noise, arena, generation)
 
 
 def hift() -> Hift:
@@ -108,13 +123,11 @@ def prompt(num_tokens: int, *, seed: int = 0) -> VoicePrompt:
     return VoicePrompt(tuple(tokens.tolist()), mel, torch.randn(FLOW.speaker_size, generator=generator))
 
 
-def tensors(cache: FlowCache) -> Iterator[Tensor]:
-    """All that a voice or a turn's speech remembers in the flow."""
-    encoder = cache.encoder
-    yield from (encoder.lookahead_tail, encoder.upsampling_tail)
-    for entries in (encoder.tokens, encoder.frames, *(step.frames for step in cache.steps)):
+def tensors(voice: Voice) -> Iterator[Tensor]:
+    """All that a voice remembers."""
+    yield from (voice.speaker, voice.tails.lookahead, voice.tails.upsampling, voice.tails.convs)
+    for entries in voice.entries.all:
         yield from (entries.keys, entries.values)
-    yield from (step.conv_tails for step in cache.steps)
 
 
 def _give_voice(hift: HiftNetwork) -> None:

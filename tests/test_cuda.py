@@ -14,6 +14,7 @@ import build
 import build_voice
 from antiphon.call import UnitResult
 from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.messages import Handoff
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
@@ -25,7 +26,7 @@ from antiphon.models.minicpmo.model import Section, load_model
 from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
-from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve
+from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, grid_on
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState
@@ -76,7 +77,8 @@ def five_seconds_of_four_voices(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with torch.inference_mode():
         synthesizer = build_voice.synthesizer(device=device, generation=generation)
-        renderer = Renderer(synthesizer, build_voice.vocoder(generation, device), rows_per_solve(device))
+        grid = grid_on(device, BatchGrid((1, 2, 4)))
+        renderer = Renderer(synthesizer, build_voice.vocoder(generation, device), grid)
         prompts = [build_voice.prompt(num_tokens, seed=num_tokens) for num_tokens in (3, 10, 30, 60)]
         states = [renderer.open(synthesizer.build_voice(prompt), NoNoise(device)) for prompt in prompts]
         pieces = []

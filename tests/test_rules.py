@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import build
-from antiphon.assembly import NUM_FLOW_STEPS
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
 from antiphon.core.duplex import DuplexConfig, UnitDecisions
@@ -33,7 +33,7 @@ from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve
+from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.stepping import StepLoop
@@ -353,9 +353,9 @@ def test_the_last_words_of_a_reply_are_spoken_and_the_next_turn_starts_clean(
 
     talker = TalkerStage(model.talker, CacheConfig(20))
     state = talker.open(TalkerSession("call", CodecSampling(), Draws.SAMPLED, seed=1))
-    synthesizer = model.synthesizer(draw_noise(80, 0, build.CPU), NUM_FLOW_STEPS)
+    synthesizer = model.synthesizer(draw_noise(80, 0, build.CPU), build.speech_arena(model))
     renderer, voice = (
-        Renderer(synthesizer, model.vocoder(), rows_per_solve(build.CPU)),
+        Renderer(synthesizer, model.vocoder(), BatchGrid((1,))),
         synthesizer.build_voice(VOICE),
     )
     heard, fresh = (renderer.open(voice, NoNoise(build.CPU)) for _ in range(2))

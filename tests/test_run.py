@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from antiphon.__main__ import EXIT_BAD_INPUT, EXIT_CONTEXT_FULL, app
+from antiphon.config import Code2WavConfig
 from antiphon.units import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 
 CALLER = Path(__file__).parents[1] / "examples" / "caller.flac"
@@ -87,6 +88,13 @@ def test_a_run_writes_caller_and_model_on_one_clock(desk: Desk) -> None:
     assert "NOISE" in done.stdout
     assert "listen" in done.stdout
     assert "speak" in done.stdout
+
+
+def test_a_voice_may_be_longer_than_the_engine_is_made_for_otherwise(desk: Desk) -> None:
+    voice = desk.folder / "voice.wav"
+    seconds = int(Code2WavConfig().voice_s) + 1
+    sf.write(voice, np.tile(sf.read(CALLER, frames=INPUT_RATE_HZ)[0], seconds), INPUT_RATE_HZ)
+    assert desk.events("--voice", str(voice))[-1]["code"] == "completed"
 
 
 def test_mono_holds_the_models_voice_only(desk: Desk) -> None:
@@ -246,6 +254,14 @@ def test_inspect_tells_what_a_whole_checkpoint_holds(tiny_checkpoint: Path) -> N
     assert done.exit_code == 0, done.output
     for part in ("thinker", "talker", "vocoder"):
         assert part in done.stdout
+    assert "speaking session" not in done.stdout
+
+
+def test_inspect_tells_what_sessions_take_when_it_is_asked(tiny_checkpoint: Path) -> None:
+    done = antiphon("inspect", "--memory", str(tiny_checkpoint))
+    assert done.exit_code == 0, done.output
+    for line in ("thinker KV", "voice, bfloat16", "per listening session", "flow, voice_first, float32"):
+        assert line in done.stdout
 
 
 def test_a_checkpoint_of_1_0_7_listens_and_speaks(desk: Desk, tiny_causal_checkpoint: Path) -> None:

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from antiphon import config
-from antiphon.config import Dtype, EngineConfig, SessionConfig, WindowLimits, WindowMode, everywhere
+from antiphon.config import Code2WavConfig, Dtype, EngineConfig, SessionConfig, WindowLimits, WindowMode, everywhere
 from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
 from antiphon.core.window import SlideMode, WindowPolicy
 from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.inspection import inspect as inspect_checkpoint
-from antiphon.inspection import render
+from antiphon.inspection import render, render_memory, session_memory
 from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, wrap
@@ -39,6 +39,7 @@ from antiphon.server.flags import with_flags
 from antiphon.server.run import serve as run_server
 from antiphon.server.settings import from_environment, from_file, from_flags, resolve
 from antiphon.timeline import Timeline
+from antiphon.units import CODEC_RATE_HZ
 from antiphon.voices import VoiceBook
 
 DEFAULT_MODEL = "openbmb/MiniCPM-o-4_5"
@@ -117,8 +118,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
         flags = WindowFlags(window, high, low, max_units, previous_tokens, max_tokens)
         flags.check()
         heard, camera = Recording(recording), NoCamera() if video is None else PictureFolder(video)
-        if voice is not None:
-            read_voice(voice)
+        code2wav = _code2wav(voice)
         torch_device = resolve_device(device)
         channels = Channels.MODEL if mono else Channels.CALLER_AND_MODEL
         with CallWriter(output, channels) as writer, _event_file(events) as log:
@@ -133,7 +133,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
                 max_pictures=0 if video is None else 1,
                 max_text_tokens=0,
             )
-            engine_config = EngineConfig(everywhere(device), _dtype(dtype, torch_device))
+            engine_config = EngineConfig(everywhere(device), _dtype(dtype, torch_device), code2wav=code2wav)
             _announce(checkpoint, session, device, engine_config)
             with Engine.load(checkpoint, engine_config, session) as engine:
                 call = _open_call(engine, checkpoint, session, voice)
@@ -168,11 +168,17 @@ def tiny(
 
 
 @app.command()
-def inspect(model: Annotated[str, typer.Argument(metavar="DIR|HF-ID", help="Checkpoint folder or hub id.")]) -> None:
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="DIR|HF-ID", help="Checkpoint folder or hub id.")],
+    memory: Annotated[bool, typer.Option(help="Also say what voices and sessions take.")] = False,
+) -> None:
     """Say what a checkpoint holds, what is missing or unexpected, and the memory it needs."""
     with _errors_in_one_line():
-        inspection = inspect_checkpoint(open_checkpoint(model))
+        checkpoint = open_checkpoint(model)
+        inspection = inspect_checkpoint(checkpoint)
         render(inspection, console)
+        if memory:
+            render_memory(session_memory(checkpoint), console)
     if not inspection.is_complete:
         raise typer.Exit(EXIT_BAD_INPUT)
 
@@ -249,6 +255,15 @@ def _open_call(engine: Engine, checkpoint: Checkpoint, session: SessionConfig, r
     book = VoiceBook(checkpoint)
     voice = book.default() if reference is None else book.read(reference)
     return engine.open("run", session, torch.from_numpy(voice.reference), voice.prompt)
+
+
+def _code2wav(reference: Path | None) -> Code2WavConfig:
+    """With room for the voice, whatever its length. Raises: AudioError if it cannot be read."""
+    if reference is None:
+        return Code2WavConfig()
+    samples, rate_hz = read_voice(reference)
+    # The last codec token may stand for a part of one.
+    return Code2WavConfig(voice_s=samples.shape[1] / rate_hz + 1 / CODEC_RATE_HZ)
 
 
 def _dtype(asked: Dtype | None, device: torch.device) -> Dtype:

@@ -6,6 +6,8 @@ tests/test_engine.py and tests/test_placements.py.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -19,15 +21,18 @@ from torch import Tensor
 from antiphon.config import EngineConfig, Placement, SessionConfig, StageConfig, check_window
 from antiphon.core.messages import CodecChunk, Handoff, HeardUnit, Retain, Spoken
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
+from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
+from antiphon.models.minicpmo.flow_cache import FlowShape
 from antiphon.models.minicpmo.model import Model, Section, load_model
+from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.runner.device import DTYPES, resolve_device
 from antiphon.runner.placed import Died, Here, Placed, Threaded
 from antiphon.runner.process import Builder, Separate
-from antiphon.stages.code2wav.renderer import Renderer, rows_per_solve
+from antiphon.stages.code2wav.renderer import Renderer, grid_on
 from antiphon.stages.code2wav.stage import Code2WavStage
-from antiphon.stages.code2wav.state import Code2WavCounts, Code2WavSession, Code2WavState
+from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSession
 from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
 from antiphon.stages.paged import CacheConfig
@@ -38,9 +43,9 @@ from antiphon.stages.thinker.rebuild import Retained
 from antiphon.stages.thinker.senses import Senses
 from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState
 from antiphon.stages.thinker.state import PromptReady, ThinkerCounts, ThinkerSession, UnitInput, UnitOutcome
+from antiphon.units import MEL_FRAME_RATE_HZ
 
-NUM_FLOW_STEPS = 10
-"""Euler steps of the vocoder's flow, as the reference's duplex default (REFERENCE 4.7)."""
+logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT")
 AnswerT = TypeVar("AnswerT")
@@ -60,7 +65,7 @@ ThinkerLoop = StageLoop[
     ThinkerCounts,
 ]
 TalkerLoop = StageLoop[TalkerSession, Handoff[Tensor], TalkerState, None, CodecChunk, TalkerCounts]
-Code2WavLoop = StageLoop[Code2WavSession, CodecChunk, Code2WavState, None, Spoken[Tensor], Code2WavCounts]
+Code2WavLoop = StageLoop[Code2WavSession, CodecChunk, Caller, None, Spoken[Tensor], Code2WavCounts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +132,17 @@ class Code2WavBuilder:
             # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
             torch.backends.cudnn.allow_tf32 = False
         model = _load(self.folder, Section.VOCODER, device, self.config)
-        synthesizer = model.synthesizer(self.noise.to(device), NUM_FLOW_STEPS)
+        config, grid = self.config.code2wav, grid_on(device, self.config.code2wav.grid)
+        if device.type == "cuda" and (doubt := grid.doubt(self.config.max_speaking_calls)):
+            logger.warning("code2wav: %s", doubt)
+        voice_frames = math.ceil(config.voice_s * MEL_FRAME_RATE_HZ)
+        size = ArenaSize.for_turns(config.retention, voice_frames, self.config.max_speaking_calls, grid.largest)
+        arena = SpeechArena(
+            FlowShape(model.config.flow, NUM_FLOW_STEPS), config.retention, size, DTYPES[config.dtype], device
+        )
+        synthesizer = model.synthesizer(self.noise.to(device), arena)
         voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
-        stage = Code2WavStage(Renderer(synthesizer, model.vocoder(), rows_per_solve(device)), voices, device)
+        stage = Code2WavStage(Renderer(synthesizer, model.vocoder(), grid), voices, device)
         return StageLoop(stage, Interruption.VOIDS_WORK)
 
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, PromptText, wrap
 
 TRAINED_CONTEXT_TOKENS = 8192
@@ -27,7 +29,7 @@ DEFAULT_PREVIOUS_MAX_TOKENS = 500
 
 
 class Dtype(Enum):
-    """Of everything but flow and vocoder, which are float32."""
+    """Of numbers on the device."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -68,13 +70,36 @@ def everywhere(device: str, placement: Placement = Placement.THREAD) -> StagesCo
 
 
 @dataclass(frozen=True, slots=True)
+class Code2WavConfig:
+    """What the vocoder's flow remembers, and how many sessions it serves at once.
+
+    retention: of a turn's speech. dtype: of what is remembered; the networks are float32 all the same.
+    voice_s: length of the voices that the memory is made for; turns with longer ones take more of it.
+    grid: numbers of sessions in one solve on a GPU; on a CPU each is solved alone.
+    """
+
+    retention: Retention = Retention.REFERENCE
+    dtype: Dtype = Dtype.FLOAT32
+    voice_s: float = 15.0
+    grid: BatchGrid = field(default_factory=lambda: BatchGrid((1, 2, 4, 8)))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.voice_s < math.inf:
+            raise ConfigError(
+                f"voice_s must be above 0, got {self.voice_s}; give the seconds of the longest usual voice"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """max_calls: sessions of the kind that the engine is made for whose caches fit at once.
+    """dtype: of everything but flow and vocoder, which are float32.
+
+    max_calls: sessions of the kind that the engine is made for whose caches fit at once.
 
     speaking_share: the part of them that may speak at the same time; who comes later waits until a turn ends.
     max_prompt_tokens: prompts above it are refused.
     shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
-    max_stored_voice_bytes: of conditioned voices that stay when their last user goes.
+    max_stored_voice_bytes: of conditioned voices; beyond them, those without a user go.
     """
 
     stages: StagesConfig
@@ -85,6 +110,7 @@ class EngineConfig:
     shares_prompts: bool = True
     max_stored_prompt_bytes: int = 2**30
     max_stored_voice_bytes: int = 2**30
+    code2wav: Code2WavConfig = field(default_factory=Code2WavConfig)
 
     def __post_init__(self) -> None:
         if not 0 < self.speaking_share <= 1:

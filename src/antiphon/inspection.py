@@ -12,10 +12,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from antiphon.config import DEFAULT_HIGH_TOKENS, SessionConfig
+from antiphon.config import DEFAULT_HIGH_TOKENS, Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, fit, shortened
+from antiphon.models.minicpmo.config import DecoderConfig
+from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
+from antiphon.models.minicpmo.flow_cache import FlowShape
+from antiphon.models.minicpmo.flow_membership import Retention, max_speech_frames
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
+from antiphon.models.minicpmo.speech_arena import ArenaSize
+from antiphon.stages.paged import CacheConfig
+from antiphon.stages.talker.stage import turn_cache
 from antiphon.stages.thinker.senses import num_input_tokens
+from antiphon.stages.thinker.stage import NUM_SEGMENTS
+from antiphon.units import CODEC_RATE_HZ, MEL_FRAME_RATE_HZ
+
+VOICE_S = 6
+"""A usual length of a voice, to compare by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +95,53 @@ def inspect(checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> Insp
     )
 
 
+def session_memory(checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> tuple[CacheNeed, ...]:
+    """What voices and sessions take besides the weights. dtype: that the model will have.
+
+    Raises: CheckpointError if the configuration is not one that the code implements.
+    """
+    return needs_of_sessions(model_config(checkpoint), dtype)
+
+
+def needs_of_sessions(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNeed, ...]:
+    """The same from the dimensions: sessions as in `SessionConfig`, prompts and prompt limits as in `EngineConfig`."""
+    shape, session, engine = (
+        FlowShape(config.flow, NUM_FLOW_STEPS),
+        SessionConfig(),
+        EngineConfig(everywhere("cpu"), Dtype.BFLOAT16),
+    )
+    peak_tokens = session.window.peak_tokens(engine.max_prompt_tokens, _unit_tokens(config, session))
+    context = CacheConfig.for_tokens(peak_tokens, NUM_SEGMENTS)
+    turn = turn_cache(config.talker.max_position_tokens)
+    needs = [
+        CacheNeed("thinker KV", "session", _cache_bytes(config.thinker.decoder, context, dtype)),
+        CacheNeed("audio encoder KV", "session", _audio_bytes(config, dtype)),
+        CacheNeed("flow", "listening session", 0),
+        CacheNeed("talker KV", "speaking session", _cache_bytes(config.talker.decoder, turn, dtype)),
+    ]
+    for stored in (torch.float32, torch.bfloat16):
+        name = _name(stored)
+        second = shape.voice_bytes(CODEC_RATE_HZ, stored) - shape.voice_bytes(0, stored)
+        six = shape.voice_bytes(round(VOICE_S * CODEC_RATE_HZ), stored)
+        needs += [CacheNeed(f"voice, {name}", "second", second), CacheNeed(f"voice, {name}", f"{VOICE_S} s", six)]
+        for retention in Retention:
+            frames = max_speech_frames(retention, round(VOICE_S * MEL_FRAME_RATE_HZ))
+            spoken = ArenaSize(max_speaking=1, max_frames=frames, max_windows=0).num_bytes(shape, stored)
+            per = f"speaking session, voice of {VOICE_S} s"
+            needs.append(CacheNeed(f"flow, {retention.value}, {name}", per, spoken))
+        window = ArenaSize(max_speaking=0, max_frames=0, max_windows=1).num_bytes(shape, stored)
+        needs.append(CacheNeed(f"flow, {name}", "session in one solve", window))
+    return tuple(needs)
+
+
+def render_memory(needs: Iterable[CacheNeed], console: Console) -> None:
+    rows = ((one.name, f"per {one.per}", _size(one.num_bytes)) for one in needs)
+    console.print(_rows("memory of voices and sessions", rows))
+
+
 def render(inspection: Inspection, console: Console) -> None:
     """Print everything; what is wrong comes last."""
-    dtype = str(inspection.dtype).removeprefix("torch.")
+    dtype = _name(inspection.dtype)
     console.print(inspection.folder, style="bold", highlight=False, soft_wrap=True)
     if inspection.is_tiny:
         console.print("THE TINY CHECKPOINT HAS RANDOM WEIGHTS: WHAT IT SAYS IS NOISE", style="bold red")
@@ -142,26 +198,37 @@ def _decisions(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Decision, .
 
 
 def _caches(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNeed, ...]:
-    def kv_bytes(num_layers: int, width: int) -> int:
-        return 2 * num_layers * width * dtype.itemsize
-
-    thinker, talker, audio = config.thinker.decoder, config.talker.decoder, config.audio
-    per_token = kv_bytes(thinker.num_layers, thinker.num_kv_heads * thinker.head_dim)
-    per_talker_token = kv_bytes(talker.num_layers, talker.num_kv_heads * talker.head_dim)
-    talker_tokens, positions = config.talker.max_position_tokens, audio.max_positions
-    per_position = kv_bytes(audio.num_layers, audio.hidden_size)
-    session = SessionConfig()
-    unit_tokens = (
-        num_input_tokens(config.vision, audio, session.max_pictures, session.max_slices, session.max_text_tokens)
-        + session.duplex.max_output_tokens
-    )
+    thinker, talker, session = config.thinker.decoder, config.talker.decoder, SessionConfig()
+    talker_tokens, positions = config.talker.max_position_tokens, config.audio.max_positions
+    unit_tokens = _unit_tokens(config, session)
     window = f"session of {DEFAULT_HIGH_TOKENS} + {unit_tokens} tokens"
     return (
-        CacheNeed("thinker KV", "token", per_token),
-        CacheNeed("thinker KV", window, per_token * (DEFAULT_HIGH_TOKENS + unit_tokens)),
-        CacheNeed("talker KV", f"turn of {talker_tokens} positions", per_talker_token * talker_tokens),
-        CacheNeed("audio encoder KV", f"session of {positions} positions", per_position * positions),
+        CacheNeed("thinker KV", "token", _kv_bytes(thinker, 1, dtype)),
+        CacheNeed("thinker KV", window, _kv_bytes(thinker, DEFAULT_HIGH_TOKENS + unit_tokens, dtype)),
+        CacheNeed("talker KV", f"turn of {talker_tokens} positions", _kv_bytes(talker, talker_tokens, dtype)),
+        CacheNeed("audio encoder KV", f"session of {positions} positions", _audio_bytes(config, dtype)),
     )
+
+
+def _unit_tokens(config: ModelConfig, session: SessionConfig) -> int:
+    """The most that a second of such a session may have."""
+    return (
+        num_input_tokens(config.vision, config.audio, session.max_pictures, session.max_slices, session.max_text_tokens)
+        + session.duplex.max_output_tokens
+    )
+
+
+def _kv_bytes(decoder: DecoderConfig, num_tokens: int, dtype: torch.dtype) -> int:
+    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * num_tokens * dtype.itemsize
+
+
+def _cache_bytes(decoder: DecoderConfig, cache: CacheConfig, dtype: torch.dtype) -> int:
+    return _kv_bytes(decoder, cache.num_blocks * cache.block_size, dtype)
+
+
+def _audio_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    audio = config.audio
+    return 2 * audio.num_layers * audio.hidden_size * audio.max_positions * dtype.itemsize
 
 
 def _parts_table(parts: Iterable[PartReport], dtype: str) -> Table:
@@ -192,6 +259,10 @@ def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _size(num_bytes: int) -> str:

@@ -14,14 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from antiphon.models.minicpmo.causal_hift import CausalHift
-from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
+from antiphon.models.minicpmo.causal_vocoder import CausalState, CausalVocoder
 from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, FlowRow, MelSynthesizer
-from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
+from antiphon.models.minicpmo.flow_cache import FlowShape, SpeechState, Voice
 from antiphon.models.minicpmo.flow_config import flow_config
-from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift_config import Generation, hift_config
-from antiphon.models.minicpmo.vocoder import SourceNoise, VocoderRow
+from antiphon.models.minicpmo.speech_arena import SpeechArena
+from antiphon.models.minicpmo.vocoder import SourceNoise, TurnState, VocoderRow
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from golden_kinds.company import ROOM, Company, Turn, remembered
 from golden_kinds.report import Comparison, Outcome, scaled
 from golden_kinds.weights import filled
 
@@ -71,47 +73,61 @@ class _Golden:
         hift = filled(lambda: CausalHift(hift_config(shapes)), weights, prefix)
         hift.prepare()
         self.vocoder = CausalVocoder(hift)
+        flow = flow_config(config["flow"])
+        shape = FlowShape(flow, config["n_timesteps"])
         self.synthesizer = MelSynthesizer(
-            filled(lambda: Flow(flow_config(config["flow"])), weights, "causal.flow."),
+            filled(lambda: Flow(flow), weights, "causal.flow."),
             # Reading what is not recorded would show.
             F.pad(self.tensors["rand_noise"], (0, LONGEST_CHUNK_FRAMES), value=torch.nan),
-            config["n_timesteps"],
-            flow_rules(Generation.V1_0_7),
+            SpeechArena(shape, Retention.REFERENCE, ROOM, torch.float32, torch.device("cpu")),
+            Generation.V1_0_7,
         )
 
-    def voice(self, stream: str) -> Voice:
+    def prompt(self, stream: str) -> VoicePrompt:
         tokens = tuple(self.tensors[f"{stream}.prompt_tokens"].tolist())
-        prompt = VoicePrompt(tokens, self.tensors[f"{stream}.prompt_mel"], self.tensors[f"{stream}.spk"])
-        return self.synthesizer.build_voice(prompt)
+        return VoicePrompt(tokens, self.tensors[f"{stream}.prompt_mel"], self.tensors[f"{stream}.spk"])
+
+    def voice(self, stream: str) -> Voice:
+        return self.synthesizer.build_voice(self.prompt(stream))
+
+    def stranger(self) -> Voice:
+        """Of the first recorded stream's second half: shorter than all that are recorded."""
+        whole = self.prompt(next(iter(self.turns)))
+        half = len(whole.tokens) // 2
+        return self.synthesizer.build_voice(VoicePrompt(whole.tokens[half:], whole.mel[2 * half :], -whole.speaker))
 
 
-def run(folder: Path) -> Iterator[Outcome]:
-    """Every chunk of every turn."""
+def run(folder: Path, company: Company = Company.ALONE) -> Iterator[Outcome]:
+    """Every chunk of every turn. company: in which the streams speak."""
     golden = _Golden(folder)
     for stream, turns in golden.turns.items():
-        voice = golden.voice(stream)
-        for turn, chunks in enumerate(turns):
-            yield from _turn(golden, voice, f"{stream}.turn{turn}", chunks)
+        voices = golden.voice(stream), golden.stranger()
+        for number, chunks in enumerate(turns):
+            noise = _NoiseTable(golden.tensors["noise_table"])
+            turn = Turn(company, golden.synthesizer, golden.vocoder, voices, noise)
+            yield from _turn(golden, voices[0], turn, f"{stream}.turn{number}", chunks)
 
 
-def _turn(golden: _Golden, voice: Voice, name: str, chunks: list[_ChunkFacts]) -> Iterator[Outcome]:
+def _turn(golden: _Golden, voice: Voice, turn: Turn, name: str, chunks: list[_ChunkFacts]) -> Iterator[Outcome]:
     speech = SpeechState.at_turn_start(voice)
-    state = golden.vocoder.at_turn_start(_NoiseTable(golden.tensors["noise_table"]))
+    state: TurnState = golden.vocoder.at_turn_start(_NoiseTable(golden.tensors["noise_table"]))
     for number, facts in enumerate(chunks):
         case = f"{name}.chunk{number}"
         found, read = Comparison(KIND, case), {key: golden.tensors[f"{case}.{key}"] for key in _RECORDED}
         tokens = read["tokens"].tolist()
         if tokens:
             row = FlowRow(tokens, voice, speech)
-            ((mel, speech),) = golden.synthesizer.speak([row], is_last=facts.is_last)
+            mel, speech = turn.sing(row, is_last=facts.is_last)
             found.close(mel[0].mT, read["mel"], scaled(TOLERANCE, read["mel"]))
-        found.equal(speech.num_past_frames(voice), facts.estimator_att_len)
-        found.equal(sum(part.num_entries for part in speech.past_tokens(voice)), facts.token_att_len)
-        piece = VocoderRow(read["mel"][None], state, facts.is_last)
-        ((wav, state),) = golden.vocoder.speak([piece])
+            if facts.is_last:
+                _, speech = remembered(golden.synthesizer, row)
+        found.equal(speech.num_past_frames, facts.estimator_att_len)
+        found.equal(len(speech.reads.tokens), facts.token_att_len)
+        wav, state = turn.vocode(VocoderRow(read["mel"][None], state, facts.is_last))
         found.equal([read["mel"].shape[1], wav.shape[1]], [facts.mel_frames, facts.wav_samples])
         found.close(wav[0, ::4], read["wav_every_4"], scaled(TOLERANCE, read["wav_every_4"]))
         if not facts.is_last:
+            assert isinstance(state, CausalState), state
             distance = (state.phase[0] - read["phase"]).abs()
             found.close(torch.minimum(distance, 1 - distance), torch.zeros(len(distance)), 1e-9)
         yield found.outcome()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.core.codec_buffer import CodecBuffer, Window
-from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow
-from antiphon.models.minicpmo.flow_cache import (
-    EncoderCache,
-    FlowCache,
-    KeysValues,
-    SpeechState,
-    StepCache,
-    Voice,
-)
+from antiphon.kernels.vocoder_attention.contract import Entries, Sink
+from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow, Solve, VoiceBuild
+from antiphon.models.minicpmo.flow_cache import Parts, SpeechState, Voice, Writing
+from antiphon.models.minicpmo.flow_membership import Listed
 from antiphon.models.minicpmo.hift import DILATIONS, HOP_SAMPLES, N_FFT
 from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES
 from antiphon.models.minicpmo.vocoder import (
@@ -32,7 +27,8 @@ from antiphon.models.minicpmo.vocoder import (
 )
 from antiphon.stages.code2wav.renderer import unit_pcm
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
-from golden_kinds.code2wav_data import RULES, BufferingFacts, ChunkFacts, Golden, StreamFacts
+from golden_kinds.code2wav_data import BufferingFacts, ChunkFacts, Golden, StreamFacts
+from golden_kinds.company import Company, Turn, remembered
 from golden_kinds.report import Comparison, Outcome, scaled
 
 KIND = "code2wav"
@@ -49,15 +45,18 @@ CHUNK_TERMINATORS = (151718, 151721)
 """Text tokens that the reference looks for among codec tokens. No codec token can be one, so only this module does."""
 
 
-def run(folder: Path) -> Iterator[Outcome]:
-    """One outcome per voice, per chunk, per buffering case; one for each of the parts run alone."""
+def run(folder: Path, company: Company = Company.ALONE) -> Iterator[Outcome]:
+    """One outcome per voice, per chunk, per buffering case; one for each of the parts run alone.
+
+    company: in which the streams speak
+    """
     with torch.inference_mode():
         golden = Golden(folder)
         yield _sizes(golden)
         for stream, described in golden.cases.streams.items():
             voice, outcome = _setup(golden, stream, described)
             yield outcome
-            yield from _chunks(golden, voice, stream, described)
+            yield from _chunks(golden, voice, stream, described, company)
         yield _whole_utterance(golden)
         yield _hift(golden)
         yield _post(golden)
@@ -106,21 +105,20 @@ def _sizes(golden: Golden) -> Outcome:
 
 def _setup(golden: Golden, stream: str, described: StreamFacts) -> tuple[Voice, Outcome]:
     found = Comparison(KIND, f"{stream}.setup")
-    synthesizer = golden.synthesizer
     prompt = golden.prompt(stream)
     with _outputs(golden.flow.encoder_proj) as [mus]:
-        voice = synthesizer.build_voice(prompt)
+        build = VoiceBuild(golden.synthesizer, prompt)
+        while not build.is_done:
+            build.advance()
+    voice = build.voice
     found.equal([voice.num_tokens, voice.num_frames], [described.prompt_tokens, described.prompt_frames])
-    lookahead = (SILENCE_TOKEN,) * golden.flow.config.encoder.lookahead_tokens
-    nobody = synthesizer.nobody(prompt.speaker[None])
-    row = FlowRow((*prompt.tokens, *lookahead), nobody, SpeechState.at_turn_start(nobody))
-    feat, _ = synthesizer.render([row], prompt.mel[None], is_last=False)
-    results = {"mu": mus[0][0].mT, "feat": feat[0].mT}
-    _compare(golden, found, f"{stream}.setup.", results | _flow_caches(voice, SpeechState.at_turn_start(voice)))
+    results = {"mu": mus[0][0].mT, "feat": build.mel[0].mT}
+    caches = _flow_caches(golden, voice, SpeechState.at_turn_start(voice))
+    _compare(golden, found, f"{stream}.setup.", results | caches)
     return voice, found.outcome()
 
 
-def _chunks(golden: Golden, voice: Voice, stream: str, described: StreamFacts) -> list[Outcome]:
+def _chunks(golden: Golden, voice: Voice, stream: str, described: StreamFacts, company: Company) -> list[Outcome]:
     """All chunks of all turns.
 
     The convolution caches of a chunk were recorded as views of a buffer that the reference reuses: they hold what the
@@ -129,11 +127,14 @@ def _chunks(golden: Golden, voice: Voice, stream: str, described: StreamFacts) -
     comparisons: list[Comparison] = []
     tails: list[tuple[Comparison, Tensor]] = []
     tails_name = f"estimator_cnn_cache_step{golden.synthesizer.num_steps - 1}"
+    stranger = golden.synthesizer.build_voice(golden.stranger())
     for turn, chunks in enumerate(described.turns):
         state = _TurnState(
+            company,
+            Turn(company, golden.synthesizer, golden.vocoder, (voice, stranger), golden.no_noise),
             SpeechState.at_turn_start(voice),
             golden.vocoder.at_turn_start(golden.no_noise),
-            SpeechState.at_turn_start(_labelled_voice(voice)),
+            SpeechState.at_turn_start(voice),
         )
         for index, facts in enumerate(chunks):
             found = Comparison(KIND, f"{stream}.turn{turn}.chunk{index}")
@@ -151,8 +152,10 @@ def _chunks(golden: Golden, voice: Voice, stream: str, described: StreamFacts) -
 
 @dataclass(slots=True)
 class _TurnState:
-    """labels: the same history as `speech`, with the id of its token or frame in place of each key."""
+    """labels: the same history as `speech`, with the number of its token or frame in the turn as place of each."""
 
+    company: Company
+    turn: Turn
     speech: SpeechState
     vocoder: VocoderState
     labels: SpeechState
@@ -166,40 +169,47 @@ def _chunk(golden: Golden, voice: Voice, state: _TurnState, found: Comparison, f
     watched = (golden.flow.encoder_proj, golden.flow.decoder.estimator, golden.hift.f0_predictor)
     with _outputs(*watched) as [mus, velocities, pitches]:
         row = FlowRow(tokens, voice, before)
-        ((mel, state.speech),) = golden.synthesizer.speak([row], is_last=facts.last_chunk)
-        piece = VocoderRow(mel.mT, vocoder_before, is_last=facts.last_chunk)
-        ((wav, state.vocoder),) = golden.vocoder.speak([piece])
+        mel, state.speech = state.turn.sing(row, is_last=facts.last_chunk)
+        wav, vocoder = state.turn.vocode(VocoderRow(mel.mT, vocoder_before, is_last=facts.last_chunk))
+        assert isinstance(vocoder, VocoderState), vocoder
+        state.vocoder = vocoder
+    if facts.last_chunk:
+        again, state.speech = remembered(golden.synthesizer, row)
+        found.close(again, mel, scaled(TOLERANCE, mel))
+    own = state.company.place
+    mu, velocity, pitch_hz = mus[0][own], velocities[0][2 * own : 2 * own + 2], pitches[0][own]
     num_frames = mel.shape[1]
-    labelled_voice = _labelled_voice(voice)
-    first = voice.num_frames + state.num_frames
-    state.labels = state.labels.followed_by(_labels(first, first + num_frames), labelled_voice, RULES.kept_tokens)
+    frames = range(state.num_frames, state.num_frames + num_frames)
+    said = Parts(tuple(range(frames.start // 2, frames.stop // 2)), tuple(frames), tuple(frames))
+    rules, retention = golden.synthesizer.rules, golden.synthesizer.arena.retention
+    state.labels = state.labels.followed_by(Writing(said, 0, voice.tails), voice, retention, rules.kept_tokens)
     state.num_frames += num_frames
 
     found.equal([len(tokens), num_frames, wav.shape[1]], [facts.tokens, facts.mel_frames, facts.wav_samples])
-    found.equal(pitches[0].shape[1], facts.hift_input_frames)
-    found.equal(before.num_past_frames(voice), facts.noise_offset)
-    lengths = _estimator_past(voice, before).num_entries, _estimator_past(voice, state.speech).num_entries
+    found.equal(len(pitch_hz), facts.hift_input_frames)
+    found.equal(before.num_past_frames, facts.noise_offset)
+    lengths = len(before.reads.steps), len(state.speech.reads.steps)
     found.equal((lengths[0], lengths[0] + num_frames, lengths[1]), facts.estimator_att_len)
-    lengths = _joined(before.past_frames(voice)), _joined(state.speech.past_frames(voice))
+    lengths = len(before.reads.frames), len(state.speech.reads.frames)
     found.equal((lengths[0], lengths[0] + num_frames, lengths[1]), facts.conformer_att_len)
-    distance = (pitches[0] - 10.0).abs().min()
-    found.close(distance, torch.tensor(facts.min_distance_of_f0_to_10_hz), scaled(TOLERANCE, pitches[0]))
+    distance = (pitch_hz - 10.0).abs().min()
+    found.close(distance, torch.tensor(facts.min_distance_of_f0_to_10_hz), scaled(TOLERANCE, pitch_hz))
 
-    return _flow_caches(voice, state.speech) | {
+    return _flow_caches(golden, voice, state.speech) | {
         "tokens": torch.tensor(tokens, dtype=torch.int32),
         "mel": mel[0].mT,
-        "mu": mus[0][0].mT,
-        "velocity_step0": velocities[0].mT,
-        "f0": pitches[0][0],
+        "mu": mu.mT,
+        "velocity_step0": velocity.mT,
+        "f0": pitch_hz,
         "wav": wav[0],
         "wav_every_16": wav[0, ::16],
         "pcm": unit_pcm([*wav], is_turn_end=True) * 32768,
         "hift_mel_cache": state.vocoder.mel_tail[0],
         "hift_source_cache": state.vocoder.source_tail[0],
         "hift_speech_cache": state.vocoder.speech_tail[0],
-        "ids_estimator": _ids(_estimator_past(labelled_voice, state.labels)),
-        "ids_conformer_stage1": _ids(KeysValues.joined(state.labels.past_tokens(labelled_voice))),
-        "ids_conformer_stage2": _ids(KeysValues.joined(state.labels.past_frames(labelled_voice))),
+        "ids_estimator": _ids(state.labels.reads.steps, voice.num_frames),
+        "ids_conformer_stage1": _ids(state.labels.reads.tokens, voice.num_tokens),
+        "ids_conformer_stage2": _ids(state.labels.reads.frames, voice.num_frames),
     }
 
 
@@ -226,56 +236,33 @@ def _compare_encoder_entries(found: Comparison, got: Tensor, want: Tensor) -> No
     found.close(torch.where(is_read, got, 0.0), torch.where(is_read, want, 0.0), scaled(TOLERANCE, want))
 
 
-def _flow_caches(voice: Voice, speech: SpeechState) -> dict[str, Tensor]:
+def _flow_caches(golden: Golden, voice: Voice, speech: SpeechState) -> dict[str, Tensor]:
     """The flow's caches after a chunk in the reference's layout and order."""
-    tokens = _packed(KeysValues.joined(speech.past_tokens(voice)))
-    frames = _packed(KeysValues.joined(speech.past_frames(voice)))
+    ours, shared, reads = golden.synthesizer.arena.entries, voice.entries, speech.reads
+    tokens, frames = _read(ours.tokens, shared.tokens, reads.tokens), _read(ours.frames, shared.frames, reads.frames)
     tokens = F.pad(tokens, (0, 0, 0, frames.shape[-2] - tokens.shape[-2]), value=torch.nan)
-    last = len(speech.cache.steps) - 1
-    tails = speech.cache.steps[last].conv_tails
+    num_steps = golden.synthesizer.num_steps
+    last = num_steps - 1
+    of_last_step = _read(ours.steps, shared.steps, reads.steps).chunk(num_steps)[last]
+    tails = speech.tails
     return {
-        "conformer_cnn_cache": torch.cat(
-            (speech.cache.encoder.lookahead_tail, speech.cache.encoder.upsampling_tail), dim=-1
-        ),
+        "conformer_cnn_cache": torch.cat((tails.lookahead, tails.upsampling), dim=-1),
         "conformer_att_cache": torch.cat((tokens, frames)),
-        f"estimator_cnn_cache_step{last}": tails.transpose(1, 2).flatten(2, 3),
-        f"estimator_att_cache_step{last}_row0": _packed(_estimator_past(voice, speech, last))[:, 0],
+        f"estimator_cnn_cache_step{last}": tails.convs[0, last].transpose(1, 2).flatten(2, 3),
+        f"estimator_att_cache_step{last}_row0": of_last_step[:, 0],
     }
 
 
-def _packed(entries: KeysValues) -> Tensor:
-    return torch.cat((entries.keys, entries.values), dim=-1)
+def _read(ours: Entries, shared: Entries, listed: Listed) -> Tensor:
+    """[A, G, H, n, 2 D]: the listed keys and values side by side."""
+    packed = [torch.cat((entries.keys, entries.values), dim=-1) for entries in (ours, shared)]
+    one_by_one = [packed[0][:, entry] if entry >= 0 else packed[1][:, -1 - entry] for entry in listed]
+    return torch.stack(one_by_one, dim=3)
 
 
-def _estimator_past(voice: Voice, speech: SpeechState, step: int = 0) -> KeysValues:
-    return KeysValues.joined(speech.past_of_step(step, voice))
-
-
-def _joined(parts: Sequence[KeysValues]) -> int:
-    return sum(part.num_entries for part in parts)
-
-
-def _labels(start: int, end: int) -> FlowCache:
-    """A cache of the frames start:end that holds their ids instead of keys and values."""
-    nothing = torch.zeros(1, 1, 0)
-    frames = _labelled(range(start, end))
-    return FlowCache(
-        EncoderCache(nothing, nothing, _labelled(range(start // 2, end // 2)), frames),
-        (StepCache(frames, nothing),),
-    )
-
-
-def _labelled(ids: range) -> KeysValues:
-    keys = torch.tensor(ids, dtype=torch.int32).reshape(1, 1, 1, -1, 1)
-    return KeysValues(keys, keys)
-
-
-def _labelled_voice(voice: Voice) -> Voice:
-    return Voice(voice.speaker, _labels(0, voice.num_frames))
-
-
-def _ids(entries: KeysValues) -> Tensor:
-    return entries.keys.flatten()
+def _ids(listed: Listed, num_prompt: int) -> Tensor:
+    ids = [num_prompt + entry if entry >= 0 else -1 - entry for entry in listed]
+    return torch.tensor(ids, dtype=torch.int32)
 
 
 def _whole_utterance(golden: Golden) -> Outcome:
@@ -286,7 +273,8 @@ def _whole_utterance(golden: Golden) -> Outcome:
     nobody = golden.synthesizer.nobody(prompt.speaker[None])
     condition = F.pad(prompt.mel, (0, 0, 0, want.shape[1]))
     row = FlowRow((*prompt.tokens, *tokens.tolist()), nobody, SpeechState.at_turn_start(nobody))
-    mel, _ = golden.synthesizer.render([row], condition[None], is_last=True)
+    nowhere = golden.synthesizer.arena.entries.map(lambda entries: Sink.of(entries, ()))
+    mel = Solve(golden.synthesizer, [row], condition[None], nowhere, is_last=True).run()
     found.close(mel[0, prompt.mel.shape[0] :].mT, want, scaled(TOLERANCE, want))
     return found.outcome()
 

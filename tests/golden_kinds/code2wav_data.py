@@ -13,12 +13,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, MelSynthesizer
+from antiphon.models.minicpmo.flow_cache import FlowShape
 from antiphon.models.minicpmo.flow_config import flow_config
-from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
 from antiphon.models.minicpmo.hift_config import Generation, hift_config
+from antiphon.models.minicpmo.speech_arena import SpeechArena
 from antiphon.models.minicpmo.vocoder import NoNoise, Vocoder
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from golden_kinds.company import ROOM
 from golden_kinds.weights import filled
 
 
@@ -82,9 +85,6 @@ class Cases(_Described):
     max_abs_difference_from_float64: Mapping[str, float]  # where the tolerances come from
 
 
-RULES = flow_rules(Generation.V1_0_5)
-
-
 class Golden:
     """The folder's data, with a note of the tensors read, and the models."""
 
@@ -101,9 +101,11 @@ class Golden:
         self.hift = filled(lambda: Hift(hift_config(shapes)), weights, prefix)
         fold_weight_norms(self.hift)
         unknown = F.pad(self.read("rand_noise"), (0, LONGEST_CHUNK_FRAMES), value=torch.nan)  # reading it would show
-        self.synthesizer = MelSynthesizer(self.flow, unknown, self.config["n_timesteps"], RULES)
+        shape, cpu = FlowShape(config, self.config["n_timesteps"]), torch.device("cpu")
+        arena = SpeechArena(shape, Retention.REFERENCE, ROOM, torch.float32, cpu)
+        self.synthesizer = MelSynthesizer(self.flow, unknown, arena, Generation.V1_0_5)
         self.vocoder = Vocoder(self.hift)
-        self.no_noise = NoNoise(torch.device("cpu"))
+        self.no_noise = NoNoise(cpu)
 
     def read(self, name: str) -> Tensor:
         self._unread.discard(name)
@@ -116,6 +118,12 @@ class Golden:
     def prompt(self, stream: str) -> VoicePrompt:
         tokens = tuple(self.read(f"{stream}.prompt_tokens").tolist())
         return VoicePrompt(tokens, self.read(f"{stream}.prompt_mel"), self.read(f"{stream}.spk"))
+
+    def stranger(self) -> VoicePrompt:
+        """A voice of the first recorded stream's second half: shorter than all that are recorded."""
+        whole = self.prompt(next(iter(self.cases.streams)))
+        half = len(whole.tokens) // 2
+        return VoicePrompt(whole.tokens[half:], whole.mel[2 * half :], -whole.speaker)
 
     def check_all_read(self) -> None:
         assert not self._unread, f"recorded but not compared: {sorted(self._unread)}"

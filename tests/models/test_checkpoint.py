@@ -21,12 +21,13 @@ from antiphon.inspection import Inspection, inspect, render
 from antiphon.models.minicpmo.causal_hift import CausalHift
 from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, WeightFile, open_checkpoint
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.flow_rules import flow_rules
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Model, build_model
 from antiphon.models.minicpmo.released import RELEASED
 from antiphon.models.minicpmo.vocoder import Vocoder
-from build import CPU, GOLDEN_CHECKPOINT, Tensors, copied_checkpoint, edit_main, edit_pickle, model
+from build import CPU, GOLDEN_CHECKPOINT, Tensors, copied_checkpoint, edit_main, edit_pickle, model, speech_arena
 
 VOCODER = Path("assets/token2wav")
 
@@ -332,11 +333,13 @@ def test_a_checkpoint_of_1_0_7_is_loaded_whole_and_run_as_one(tiny_causal_checkp
     loaded = model(tiny_causal_checkpoint)
     assert isinstance(loaded.hift, CausalHift)
     assert isinstance(loaded.vocoder(), CausalVocoder)
-    assert loaded.synthesizer(torch.zeros(80, 200), 1).rules == flow_rules(Generation.V1_0_7)
+    synthesizer = loaded.synthesizer(torch.zeros(80, 200), speech_arena(loaded))
+    assert synthesizer.rules == flow_rules(Generation.V1_0_7, Retention.REFERENCE)
     assert not any(weight.is_meta for weight in loaded.hift.state_dict().values())
 
 
 def test_a_checkpoint_of_1_0_5_is_run_as_one() -> None:
     loaded = model(GOLDEN_CHECKPOINT)
     assert isinstance(loaded.vocoder(), Vocoder)
-    assert loaded.synthesizer(torch.zeros(80, 200), 1).rules == flow_rules(Generation.V1_0_5)
+    synthesizer = loaded.synthesizer(torch.zeros(80, 200), speech_arena(loaded))
+    assert synthesizer.rules == flow_rules(Generation.V1_0_5, Retention.REFERENCE)

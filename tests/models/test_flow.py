@@ -16,19 +16,21 @@ from torch import Tensor
 import build_voice
 from antiphon.errors import AudioError, CheckpointError
 from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, SILENCE_TOKEN, FlowRow, MelSynthesizer, draw_noise
-from antiphon.models.minicpmo.flow_cache import (
-    EncoderCache,
-    FlowCache,
-    KeysValues,
-    Past,
-    SpeechState,
-    StepCache,
-    Voice,
-)
+from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, flow_config, read_flow_yaml
+from antiphon.models.minicpmo.flow_membership import (
+    Listed,
+    Retention,
+    max_speech_frames,
+    next_frames,
+    next_steps,
+    next_tokens,
+    of_voice,
+)
 from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES, PINNED_TOKENS
 from antiphon.models.minicpmo.flow_rules import flow_rules
 from antiphon.models.minicpmo.hift_config import Generation
+from antiphon.models.minicpmo.speech_arena import ArenaSize
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from build_voice import BINS, FLOW, FLOW_NOISE_FRAMES, prompt, tensors
 
@@ -60,10 +62,9 @@ def _inference() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def synthesizer() -> MelSynthesizer:
-    with torch.inference_mode():
-        return build_voice.synthesizer()
+    return build_voice.synthesizer()
 
 
 def say(
@@ -75,27 +76,20 @@ def say(
 
 
 def speak(synthesizer: MelSynthesizer, voice: Voice, chunks: Sequence[Sequence[int]]) -> list[Tensor]:
-    speech = SpeechState.at_turn_start(voice)
+    start = speech = SpeechState.at_turn_start(voice)
     mels = []
     for chunk in chunks:
-        mel, speech = say(synthesizer, chunk, voice, speech)
+        before = speech
+        mel, speech = say(synthesizer, chunk, voice, before)
+        synthesizer.arena.keep_only(speech, [before])
         mels.append(mel)
+    synthesizer.arena.keep_only(start, [speech])
     return mels
 
 
-def labelled(ids: range) -> KeysValues:
-    keys = torch.tensor(ids).reshape(1, 1, 1, -1, 1)
-    return KeysValues(keys, keys)
-
-
-def labels(tokens: range) -> FlowCache:
-    """A cache of some tokens and their frames, with ids in place of keys."""
-    frames, nothing = labelled(range(2 * tokens.start, 2 * tokens.stop)), torch.zeros(1, 1, 0)
-    return FlowCache(EncoderCache(nothing, nothing, labelled(tokens), frames), (StepCache(frames, nothing),))
-
-
-def ids(past: Past) -> list[int]:
-    return [int(key) for key in KeysValues.joined(past).keys.flatten()]
+def ids(listed: Listed, num_prompt: int) -> list[int]:
+    """Numbers from the start of the prompt on; places are numbers from the start of the turn on."""
+    return [num_prompt + entry if entry >= 0 else -1 - entry for entry in listed]
 
 
 def trimmed(cache: list[int], num_prompt_frames: int) -> list[int]:
@@ -121,25 +115,46 @@ def trimmed_tokens(cache: list[int], num_prompt: int, generation: Generation) ->
 def test_a_turn_keeps_what_the_references_packed_caches_keep(
     generation: Generation, num_prompt: int, chunks: list[int]
 ) -> None:
-    P = 2 * num_prompt
-    voice = Voice(torch.zeros(1, 1), labels(range(num_prompt)))
-    speech = SpeechState.at_turn_start(voice)
+    P, rule = 2 * num_prompt, Retention.REFERENCE
+    kept_tokens = flow_rules(generation, rule).kept_tokens
     estimator, frame_layers, token_layers = [*range(P)], [*range(P)], [*range(num_prompt)]
-    start = num_prompt
+    steps, frames, tokens = of_voice(range(P)), of_voice(range(P)), of_voice(range(num_prompt))
+    start = 0
     for num_tokens in chunks:
-        tokens = range(start, start + num_tokens)
-        frames = range(2 * tokens.start, 2 * tokens.stop)
-        start = tokens.stop
-        speech = speech.followed_by(labels(tokens), voice, flow_rules(generation).kept_tokens)
+        new_tokens, new_frames = range(start, start + num_tokens), range(2 * start, 2 * (start + num_tokens))
+        start += num_tokens
+        steps = next_steps(rule, P, steps, new_frames)
+        frames = next_frames(P, frames, new_frames)
+        tokens = next_tokens(kept_tokens, num_prompt, tokens, new_tokens)
 
-        estimator = trimmed([*frames, *estimator], P)
-        frame_layers = trimmed([*frame_layers, *frames], P)
-        token_layers = trimmed_tokens([*token_layers, *tokens], num_prompt, generation)
+        estimator = trimmed([*(P + frame for frame in new_frames), *estimator], P)
+        frame_layers = trimmed([*frame_layers, *(P + frame for frame in new_frames)], P)
+        all_tokens = [*token_layers, *(num_prompt + token for token in new_tokens)]
+        token_layers = trimmed_tokens(all_tokens, num_prompt, generation)
 
-        assert ids(speech.past_of_step(0, voice)) == estimator
-        assert ids(speech.past_frames(voice)) == frame_layers
-        assert ids(speech.past_tokens(voice)) == token_layers
-        assert speech.num_past_frames(voice) == len(estimator)
+        assert ids(steps, P) == estimator
+        assert ids(frames, P) == frame_layers
+        assert ids(tokens, num_prompt) == token_layers
+        assert sum(entry >= 0 for entry in steps) <= max_speech_frames(rule, P)
+
+
+@pytest.mark.parametrize("generation", Generation)
+@given(num_prompt=st.integers(1, 90), chunks=st.lists(st.integers(1, 30), max_size=12))
+def test_voice_first_keeps_the_whole_voice_and_the_newest_two_seconds(
+    generation: Generation, num_prompt: int, chunks: list[int]
+) -> None:
+    P, rule = 2 * num_prompt, Retention.VOICE_FIRST
+    kept_tokens = flow_rules(generation, rule).kept_tokens
+    steps, tokens = of_voice(range(P)), of_voice(range(num_prompt))
+    start = 0
+    for num_tokens in chunks:
+        new = range(start, start + num_tokens)
+        start += num_tokens
+        steps = next_steps(rule, P, steps, range(2 * new.start, 2 * new.stop))
+        tokens = next_tokens(kept_tokens, num_prompt, tokens, new)
+        assert sorted(ids(steps, P)) == [*range(P), *range(P + max(0, 2 * start - PINNED_FRAMES), P + 2 * start)]
+        first = num_prompt + max(0, start - PINNED_TOKENS)
+        assert ids(tokens, num_prompt) == [*range(num_prompt), *range(first, num_prompt + start)]
 
 
 def test_a_voice_of_1_0_7_is_conditioned_with_its_own_beginning_ahead_and_one_of_1_0_5_with_silence() -> None:
@@ -147,7 +162,7 @@ def test_a_voice_of_1_0_7_is_conditioned_with_its_own_beginning_ahead_and_one_of
     old, new = (build_voice.synthesizer(generation=generation) for generation in Generation)
     alike = replace(prompt(6), tokens=(*[SILENCE_TOKEN] * FLOW.encoder.lookahead_tokens, 1, 2, 3))
     for said, are_equal in ((alike, True), (prompt(6), False)):
-        frames = [synthesizer.build_voice(said).cache.encoder.frames.keys for synthesizer in (old, new)]
+        frames = [synthesizer.build_voice(said).entries.frames.keys for synthesizer in (old, new)]
         assert torch.equal(*frames) is are_equal
         assert frames[0].shape == frames[1].shape
 
@@ -172,10 +187,11 @@ def test_sessions_share_a_solve_and_hear_nothing_of_each_other(synthesizer: MelS
         for who, (mel, speech) in zip(speaking, synthesizer.speak(rows, is_last=False), strict=True):
             want = alone[who][moment - who]
             torch.testing.assert_close(mel, want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
+            synthesizer.arena.keep_only(speech, [states[who]])
             states[who] = speech
-    assert len({speech.num_past_frames(voice) for voice, speech in zip(voices, states, strict=True)}) == 3
+    assert len({speech.num_past_frames for speech in states}) == 3
     for voice, then in zip(voices, before, strict=True):
-        assert all(map(torch.equal, tensors(voice.cache), tensors(then.cache)))
+        assert all(map(torch.equal, tensors(voice), tensors(then)))
 
 
 def test_chunks_of_different_lengths_cannot_share_a_solve(synthesizer: MelSynthesizer) -> None:
@@ -187,18 +203,9 @@ def test_chunks_of_different_lengths_cannot_share_a_solve(synthesizer: MelSynthe
 
 def test_a_session_that_listens_holds_no_memory_of_its_own(synthesizer: MelSynthesizer) -> None:
     voice = synthesizer.build_voice(prompt(10))
-    shared = {tensor.untyped_storage().data_ptr() for tensor in tensors(voice.cache)}
     start = SpeechState.at_turn_start(voice)
-    assert start.num_frames == 0
-    assert {tensor.untyped_storage().data_ptr() for tensor in tensors(start.cache)} <= shared
-
-
-def test_what_a_session_keeps_of_a_common_solve_keeps_nothing_else_alive(synthesizer: MelSynthesizer) -> None:
-    voice = synthesizer.build_voice(prompt(10))
-    rows = [FlowRow(range(28), voice, SpeechState.at_turn_start(voice))] * 3
-    for _, speech in synthesizer.speak(rows, is_last=False):
-        for tensor in tensors(speech.cache):
-            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert (start.held.all, start.tail_places) == (((), (), ()), ())
+    assert start.tails is voice.tails
 
 
 def test_a_chunk_can_be_spoken_again_from_the_state_before_it(synthesizer: MelSynthesizer) -> None:
@@ -224,17 +231,29 @@ def test_the_lookahead_decides_how_the_token_before_it_sounds(synthesizer: MelSy
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [10, 80])
-def test_memory_of_a_turn_is_bounded_however_long_it_gets(synthesizer: MelSynthesizer, num_prompt_tokens: int) -> None:
-    voice = synthesizer.build_voice(prompt(num_prompt_tokens))
+@pytest.mark.parametrize("retention", Retention)
+def test_memory_of_a_turn_is_bounded_however_long_it_gets(num_prompt_tokens: int, retention: Retention) -> None:
+    size = ArenaSize.for_turns(retention, 2 * num_prompt_tokens, max_speaking=1, largest_batch=1)
+    synthesizer = build_voice.synthesizer(size=size, retention=retention)
+    voice, arena = synthesizer.build_voice(prompt(num_prompt_tokens)), synthesizer.arena
     speech = SpeechState.at_turn_start(voice)
     for _ in range(10):
-        _, speech = say(synthesizer, range(28), voice, speech)
-    bound = max(voice.num_frames, PINNED_FRAMES)
-    for step in speech.cache.steps:
-        assert step.frames.num_entries == bound
-        assert step.frames.keys.untyped_storage().nbytes() == step.frames.keys.nbytes
-    assert speech.cache.encoder.frames.num_entries == PINNED_FRAMES
-    assert speech.cache.encoder.tokens.num_entries == PINNED_FRAMES // 2
+        before = speech
+        _, speech = say(synthesizer, range(28), voice, before)
+        arena.keep_only(speech, [before])
+        assert arena.num_held == speech.held.map(len)
+    assert arena.num_held.all == (len(speech.held.tokens), PINNED_FRAMES, size.max_frames)
+    arena.keep_only(SpeechState.at_turn_start(voice), [speech])
+    assert arena.num_held.all == (0, 0, 0)
+
+
+def test_what_fails_in_a_solve_takes_no_place(synthesizer: MelSynthesizer) -> None:
+    voice, foreign = synthesizer.build_voice(prompt(10)), build_voice.synthesizer(num_steps=2).build_voice(prompt(10))
+    rows = [FlowRow(range(28), one, SpeechState.at_turn_start(one)) for one in (voice, foreign)]
+    held = synthesizer.arena.num_held
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        synthesizer.speak(rows, is_last=False)
+    assert synthesizer.arena.num_held == held
 
 
 def test_later_chunks_of_a_turn_start_from_the_same_noise(synthesizer: MelSynthesizer) -> None:
@@ -242,7 +261,7 @@ def test_later_chunks_of_a_turn_start_from_the_same_noise(synthesizer: MelSynthe
     speech = SpeechState.at_turn_start(voice)
     starts = []
     for _ in range(5):
-        starts.append(speech.num_past_frames(voice))
+        starts.append(speech.num_past_frames)
         _, speech = say(synthesizer, range(28), voice, speech)
     assert starts == [20, 70, 120, 120, 120]
 
@@ -252,7 +271,7 @@ def test_a_chunk_reads_the_noise_after_its_past_and_no_other(synthesizer: MelSyn
     want = speak(synthesizer, synthesizer.build_voice(prompt(10)), chunks)
     noise = synthesizer.noise.clone()
     noise[:, 170:] = torch.nan
-    poisoned = MelSynthesizer(synthesizer.flow, noise, synthesizer.num_steps, synthesizer.rules)
+    poisoned = MelSynthesizer(synthesizer.flow, noise, synthesizer.arena, Generation.V1_0_5)
     assert torch.equal(torch.cat(speak(poisoned, poisoned.build_voice(prompt(10)), chunks)), torch.cat(want))
     noise[:, 169] = torch.nan
     is_broken = [bool(mel.isnan().any()) for mel in speak(poisoned, poisoned.build_voice(prompt(10)), chunks)]

@@ -21,6 +21,7 @@ from antiphon.core.messages import Fault, Surveyed
 from antiphon.core.prompts import PromptCounts
 from antiphon.counts import EngineCounts
 from antiphon.stages.code2wav.state import Code2WavCounts
+from antiphon.stages.code2wav.voices import VoiceCounts
 from antiphon.stages.talker.state import TalkerCounts
 from antiphon.stages.thinker.state import ThinkerCounts
 from antiphon.units import INPUT_RATE_HZ, OUTPUT_RATE_HZ
@@ -70,7 +71,11 @@ def counts(num_calls: int) -> EngineCounts:
     """Of an engine with so many calls."""
     prompts = PromptCounts(num_hits=5, num_misses=2, num_evictions=1, num_blocks=3)
     thinker = ThinkerCounts(prompts, num_blocks=100, num_free_blocks=60, num_unreserved_blocks=40, block_bytes=1000)
-    talker, code2wav = TalkerCounts(num_waiting=1, num_rooms=2), Code2WavCounts(num_due=4, num_voices=1, voice_bytes=66)
+    voices = VoiceCounts(
+        num_hits=7, num_misses=3, num_evictions=1, num_failures=1, num_voices=1, num_building=1, num_bytes=66
+    )
+    talker = TalkerCounts(num_waiting=1, num_rooms=2)
+    code2wav = Code2WavCounts(num_due=4, num_waiting=2, num_speaking=3, voices=voices)
     return EngineCounts(
         Surveyed(1, num_calls, ((Fault.GAP, 2),), thinker),
         Surveyed(1, num_calls, (), talker),

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 import build_voice
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.errors import AntiphonError
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.vocoder import SeededNoise
-from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, rows_per_solve
+from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, grid_on
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.units import OUTPUT_SAMPLES_PER_UNIT, SAMPLES_PER_MEL_FRAME
 from build_voice import CPU
@@ -48,8 +49,8 @@ def setup() -> Setup:
     with torch.inference_mode():
         synthesizer = build_voice.synthesizer(generation=Generation.V1_0_7)
         vocoder = build_voice.vocoder(Generation.V1_0_7)
-        rows = (rows_per_solve(torch.device(name)) for name in ("cpu", "cuda"))
-        return Setup(synthesizer, *(Renderer(synthesizer, vocoder, max_rows) for max_rows in rows))
+        grids = (grid_on(torch.device(name), BatchGrid((1, 2, 4))) for name in ("cpu", "cuda"))
+        return Setup(synthesizer, *(Renderer(synthesizer, vocoder, grid) for grid in grids))
 
 
 def heard(result: Tensor | AntiphonError) -> Tensor:

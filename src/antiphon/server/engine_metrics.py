@@ -67,8 +67,16 @@ def _voice(counts: EngineCounts) -> Iterable[Metric]:
     yield _gauge("antiphon_turn_rooms", "Turns for which the talker still has room.", talker.num_rooms)
     yield _gauge("antiphon_turns_waiting", "Turns that wait for such room.", talker.num_waiting)
     yield _gauge("antiphon_chunks_waiting", "Codec chunks that wait for the vocoder.", code2wav.num_due)
-    yield _gauge("antiphon_voice_cache_voices", "Voices that are kept.", code2wav.num_voices)
-    yield _gauge("antiphon_voice_cache_bytes", "Caches of kept voices.", code2wav.voice_bytes)
+    yield _gauge("antiphon_chunks_without_seat", "Those of them whose turn waits for room.", code2wav.num_waiting)
+    yield _gauge("antiphon_seats_taken", "Turns that hold room in the vocoder.", code2wav.num_speaking)
+    voices = code2wav.voices
+    yield _counter("antiphon_voice_cache_hits", "Voices that were there already, or on their way.", voices.num_hits)
+    yield _counter("antiphon_voice_cache_misses", "Voices that were not.", voices.num_misses)
+    yield _counter("antiphon_voice_cache_evictions", "Voices that had to go.", voices.num_evictions)
+    yield _counter("antiphon_voice_failures", "Voices that could not be built.", voices.num_failures)
+    yield _gauge("antiphon_voices_building", "Voices on their way.", voices.num_building)
+    yield _gauge("antiphon_voice_cache_voices", "Voices that are kept.", voices.num_voices)
+    yield _gauge("antiphon_voice_cache_bytes", "Caches of kept voices.", voices.num_bytes)
 
 
 def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:

@@ -1,23 +1,21 @@
 """The DiT that estimates the flow's velocity for a chunk of mel frames, given the frames before it.
 
 No positions and no mask: every frame of the chunk attends to the chunk and to all remembered frames. Chunks of several
-sessions are one batch if they are equally long; each attends to its own past, of any length. Official names
+sessions are one batch if they are equally long; each attends to its own past, of any length (`Memory`). Official names
 (REFERENCE 2.7); formulas of REFERENCE 9.4. Not the solver: `flow.py`. Test: golden code2wav (`velocity_step0`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.kernels.attention.op import attention
 from antiphon.models.minicpmo.feed_forward import GeluFeedForward
-from antiphon.models.minicpmo.flow_cache import KeysValues, Past, StepCache
+from antiphon.models.minicpmo.flow_cache import Memory
 from antiphon.models.minicpmo.flow_config import EstimatorConfig
 
 _TIME_CHANNELS = 256
@@ -55,24 +53,22 @@ class DiT(nn.Module):
         return [Modulation(*pair) for pair in zip(blocks, final, strict=True)]
 
     def forward(
-        self, x: Tensor, modulation: Modulation, pasts: Sequence[Past], conv_tails: Tensor
-    ) -> tuple[Tensor, StepCache]:
+        self, x: Tensor, modulation: Modulation, memory: Memory, step: int, conv_tails: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Estimate the velocity of one chunk of each session in one Euler step.
 
         x:          [B, T, 4 M] floating; noisy mel, mu, speaker, condition; equally many rows per session
-        pasts:      per session the entries of earlier chunks and of the prompt, in any order
+        memory:     what the sessions read, in any order, and where their new entries go; in all layers of all steps
         conv_tails: [L, 2, B, C, 2] floating; of the chunks before
-        Returns: velocity [B, T, M] and the cache of these chunks alone.
+        Returns: velocity [B, T, M] and the tails of these chunks.
         """
         x = self.in_proj(x)
-        entries: list[KeysValues] = []
         tails: list[Tensor] = []
         for index, block in enumerate(self.blocks):
-            layer_pasts = [tuple(part.layer(index) for part in past) for past in pasts]
-            x, new, tail = block(x, modulation.blocks[index], layer_pasts, conv_tails[index])
-            entries.append(new)
+            layer = step * len(self.blocks) + index
+            x, tail = block(x, modulation.blocks[index], memory, layer, conv_tails[index])
             tails.append(tail)
-        return self.final_layer(x, modulation.final), StepCache(KeysValues.stacked(entries), torch.stack(tails))
+        return self.final_layer(x, modulation.final), torch.stack(tails)
 
 
 class _TimeEmbedding(nn.Module):
@@ -113,16 +109,15 @@ class _Block(nn.Module):
         self.adaLN_modulation = _modulation_head(config.hidden_size, 9)
 
     def forward(
-        self, x: Tensor, modulation: Tensor, pasts: Sequence[Past], tails: Tensor
-    ) -> tuple[Tensor, KeysValues, Tensor]:
-        """x: [B, T, C], modulation: [9, C], tails: [2, B, C, 2] floating -> the same, new entries, new tails."""
+        self, x: Tensor, modulation: Tensor, memory: Memory, layer: int, tails: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x: [B, T, C], modulation: [9, C], tails: [2, B, C, 2] floating -> the same, new tails."""
         for_attention, for_mlp, for_conv = modulation.reshape(3, 3, -1)
-        attended, entries = self.attn(_modulated(x, for_attention), pasts)
-        x = x + for_attention[2] * attended
+        x = x + for_attention[2] * self.attn(_modulated(x, for_attention), memory, layer)
         convolved, tails = self.conv(_modulated(x, for_conv), tails)
         x = x + for_conv[2] * convolved
         x = x + for_mlp[2] * self.mlp(_modulated(x, for_mlp))
-        return x, entries, tails
+        return x, tails
 
 
 class _Attention(nn.Module):
@@ -137,19 +132,13 @@ class _Attention(nn.Module):
         self.k_norm = nn.LayerNorm(config.head_dim)
         self.proj = nn.Linear(inner, config.hidden_size)
 
-    def forward(self, x: Tensor, pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
-        """x: [B, T, C] floating -> output [B, T, C], the chunks' entries [B, H, T, D]."""
+    def forward(self, x: Tensor, memory: Memory, layer: int) -> Tensor:
+        """x: [B, T, C] floating -> the same."""
         q = self.q_norm(self._heads(self.to_q(x)))
-        new = KeysValues(self.k_norm(self._heads(self.to_k(x))), self._heads(self.to_v(x)))
-        sessions = zip(q.chunk(len(pasts)), new.split(len(pasts)), pasts, strict=True)
-        out = torch.cat([self._attend(own_q, (own, *past)) for own_q, own, past in sessions])
+        k, v = self.k_norm(self._heads(self.to_k(x))), self._heads(self.to_v(x))
+        out = memory.attend(layer, q, k, v, bias=None, scale=q.shape[-1] ** -0.5)
         projected: Tensor = self.proj(out.transpose(1, 2).flatten(2))
-        return projected, new
-
-    def _attend(self, q: Tensor, seen_parts: Past) -> Tensor:
-        """One session's attention. q: [rows of a session, H, T, D] floating -> the same."""
-        seen = KeysValues.joined(seen_parts)
-        return attention(q, seen.keys, seen.values, bias=None, scale=q.shape[-1] ** -0.5)
+        return projected
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)

@@ -1,123 +1,182 @@
 """What the flow remembers: a voice, shared and never written, and the speech of one turn, private to its session.
 
-Attention reads both together; they are joined only for the call. Everything here is immutable: a chunk makes a new
-`SpeechState`, so a failed chunk leaves the old one whole. Sizes are real lengths and real Euler steps. Not the rule
-of what stays: `flow_retention.py`. Test: tests/models/test_flow.py, golden code2wav.
+A chunk's entries go into free places of the arena (`speech_arena.py`); the `SpeechState` after it lists what the next
+one reads and is another object, so a chunk that fails leaves the old state whole. Sizes are real lengths and real
+Euler steps. Not what stays: `flow_membership.py`. Tests: tests/models/test_flow.py, golden code2wav.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from antiphon.models.minicpmo.flow_retention import (
-    TokenRetention,
-    encoder_speech_frames,
-    estimator_prompt_frames,
-    estimator_speech_frames,
+from antiphon.kernels.vocoder_attention.contract import Entries, Reading, Sink
+from antiphon.kernels.vocoder_attention.op import vocoder_attention
+from antiphon.models.minicpmo.flow_config import FlowConfig
+from antiphon.models.minicpmo.flow_membership import (
+    Listed,
+    Retention,
+    next_frames,
+    next_steps,
+    next_tokens,
+    of_voice,
+    own_of,
 )
+from antiphon.models.minicpmo.flow_retention import TokenRetention
+
+T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+_CONV_KERNEL_TAIL = 2
+_GUIDANCE_ROWS = 2
+_CONVS = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeysValues:
-    """Attention's memory of a run of entries (tokens or mel frames), of one layer or of several stacked ones.
+@dataclass(frozen=True, slots=True)
+class Parts(Generic[T]):
+    """One of each for the three sorts of layers that remember.
 
-    keys, values: [..., B, H, T, D] floating; the leading dimension, where there is one, counts layers.
+    tokens, frames: of the encoder's token-rate and frame-rate layers. steps: of the estimator's, in all Euler steps.
     """
 
-    keys: Tensor
-    values: Tensor
+    tokens: T
+    frames: T
+    steps: T
 
-    @staticmethod
-    def joined(parts: Iterable[KeysValues]) -> KeysValues:
-        """The parts one after the other along T."""
-        parts = tuple(parts)
-        return KeysValues(
-            torch.cat([part.keys for part in parts], dim=-2), torch.cat([part.values for part in parts], dim=-2)
-        )
+    def map(self, make: Callable[[T], U]) -> Parts[U]:
+        return Parts(make(self.tokens), make(self.frames), make(self.steps))
 
-    @staticmethod
-    def stacked(layers: Sequence[KeysValues]) -> KeysValues:
-        return KeysValues(torch.stack([one.keys for one in layers]), torch.stack([one.values for one in layers]))
-
-    def split(self, num_sessions: int) -> list[KeysValues]:
-        """Views of what is whose: equal shares of B, in order."""
-        shares = zip(self.keys.chunk(num_sessions, dim=-4), self.values.chunk(num_sessions, dim=-4), strict=True)
-        return [KeysValues(keys, values) for keys, values in shares]
+    def zip(self, other: Parts[U], make: Callable[[T, U], V]) -> Parts[V]:
+        return Parts(make(self.tokens, other.tokens), make(self.frames, other.frames), make(self.steps, other.steps))
 
     @property
-    def num_entries(self) -> int:
-        return self.keys.shape[-2]
+    def all(self) -> tuple[T, T, T]:
+        return self.tokens, self.frames, self.steps
 
-    def layer(self, index: int) -> KeysValues:
-        return KeysValues(self.keys[index], self.values[index])
 
-    def view(self, entries: range) -> KeysValues:
-        return KeysValues(
-            self.keys[..., entries.start : entries.stop, :], self.values[..., entries.start : entries.stop, :]
+@dataclass(frozen=True, slots=True)
+class EntryShape:
+    """num_rows: of guidance, which are remembered apart."""
+
+    num_layers: int
+    num_rows: int
+    num_heads: int
+    head_dim: int
+
+    def new(self, num_entries: int, dtype: torch.dtype, device: torch.device) -> Entries:
+        shape = (self.num_layers, num_entries, self.num_rows, self.num_heads, self.head_dim)
+        return Entries(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """Of one entry."""
+        return 2 * self.num_layers * self.num_rows * self.num_heads * self.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class FlowShape:
+    """What a flow of some size remembers, with some number of Euler steps."""
+
+    config: FlowConfig
+    num_steps: int
+
+    @property
+    def entries(self) -> Parts[EntryShape]:
+        encoder, estimator = self.config.encoder, self.config.estimator
+        head_dim = encoder.hidden_size // encoder.num_heads
+        return Parts(
+            EntryShape(encoder.num_token_layers, 1, encoder.num_heads, head_dim),
+            EntryShape(encoder.num_frame_layers, 1, encoder.num_heads, head_dim),
+            EntryShape(self.num_steps * estimator.num_layers, _GUIDANCE_ROWS, estimator.num_heads, estimator.head_dim),
         )
 
-    def copy(self, ranges: Iterable[range]) -> KeysValues:
-        """The entries of all ranges in a tensor of their own, so that nothing else is kept alive."""
-        return KeysValues.joined(self.view(entries) for entries in ranges)
+    def tails(self, number: int, device: torch.device) -> Tails:
+        """Of so many sessions, as at the start of everything."""
+        encoder, estimator = self.config.encoder, self.config.estimator
 
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(number, *shape, device=device)
 
-Past = tuple[KeysValues, ...]
-"""Runs of entries that attention reads as one; held apart because their owners differ."""
+        return Tails(
+            zeros(encoder.hidden_size, _CONV_KERNEL_TAIL),
+            zeros(encoder.hidden_size, _CONV_KERNEL_TAIL * encoder.frames_per_token),
+            zeros(
+                self.num_steps,
+                estimator.num_layers,
+                _CONVS,
+                _GUIDANCE_ROWS,
+                estimator.hidden_size,
+                _CONV_KERNEL_TAIL,
+            ),
+        )
+
+    @property
+    def tails_bytes(self) -> int:
+        """Of one session."""
+        return self.tails(1, torch.device("meta")).num_bytes
+
+    def voice_bytes(self, num_tokens: int, dtype: torch.dtype) -> int:
+        """Of a voice so long. dtype: of its entries."""
+        num_frames = self.frames_of(num_tokens)
+        numbers = Parts(num_tokens, num_frames, num_frames)
+        sizes = self.entries.zip(numbers, lambda entry, number: number * entry.entry_bytes(dtype))
+        return sum(sizes.all) + self.tails_bytes + self.config.num_mel_bins * torch.float32.itemsize
+
+    def frames_of(self, num_tokens: int) -> int:
+        return num_tokens * self.config.encoder.frames_per_token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EncoderCache:
-    """What the encoder remembers of a run of tokens.
+class Memory:
+    """What the layers of one sort read of B sessions' pasts, and where the entries of their chunks go."""
 
-    lookahead_tail:  [B, C, 2] floating; last outputs of the lookahead convolution
-    upsampling_tail: [B, C, 4] floating; last inputs of the convolution after the upsampling
-    tokens, frames:  entries of the token-rate and of the frame-rate layers, old before new
+    reading: Reading
+    sink: Sink
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, scale: float) -> Tensor:
+        """q, k, v: [B G, H, L, D] floating, of the chunks; bias as in `vocoder_attention` -> as q."""
+        self.sink.write(layer, k, v)
+        return vocoder_attention(q, k, v, self.reading, layer, bias=bias, scale=scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tails:
+    """Where the convolutions of B sessions go on.
+
+    lookahead:  [B, C, 2] float32; last outputs of the encoder's lookahead convolution
+    upsampling: [B, C, 4] float32; last inputs of its convolution after the upsampling
+    convs:      [B, S, L, 2, 2, C, 2] float32; last inputs per Euler step, layer, causal convolution and guidance row
     """
 
-    lookahead_tail: Tensor
-    upsampling_tail: Tensor
-    tokens: KeysValues
-    frames: KeysValues
+    lookahead: Tensor
+    upsampling: Tensor
+    convs: Tensor
 
-    def split(self, num_sessions: int) -> list[EncoderCache]:
-        """Each session's share; the entries are views, the tails are not."""
-        tails = (self.lookahead_tail.chunk(num_sessions), self.upsampling_tail.chunk(num_sessions))
-        shares = zip(*tails, self.tokens.split(num_sessions), self.frames.split(num_sessions), strict=True)
-        return [EncoderCache(one.clone(), other.clone(), tokens, frames) for one, other, tokens, frames in shares]
+    def of(self, index: int) -> Tails:
+        """A view of one session's."""
+        own = slice(index, index + 1)
+        return Tails(self.lookahead[own], self.upsampling[own], self.convs[own])
 
+    @staticmethod
+    def joined(tails: Sequence[Tails]) -> Tails:
+        return Tails(
+            torch.cat([own.lookahead for own in tails]),
+            torch.cat([own.upsampling for own in tails]),
+            torch.cat([own.convs for own in tails]),
+        )
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepCache:
-    """What the estimator remembers of a run of mel frames, in one Euler step.
+    def copy_(self, other: Tails) -> None:
+        self.lookahead.copy_(other.lookahead)
+        self.upsampling.copy_(other.upsampling)
+        self.convs.copy_(other.convs)
 
-    frames:     B = 2 rows per session, the conditional before the unconditional one; newest chunk first
-    conv_tails: [L, 2, B, C, 2] floating; last two input frames of each layer's two causal convolutions
-    """
-
-    frames: KeysValues
-    conv_tails: Tensor
-
-    def split(self, num_sessions: int) -> list[StepCache]:
-        """Each session's share; the entries are views, the tails are not."""
-        shares = zip(self.frames.split(num_sessions), self.conv_tails.chunk(num_sessions, dim=2), strict=True)
-        return [StepCache(frames, tails.clone()) for frames, tails in shares]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FlowCache:
-    """What one run of tokens leaves in the flow: its encoder entries and, per Euler step, its estimator entries."""
-
-    encoder: EncoderCache
-    steps: tuple[StepCache, ...]
-
-    def split(self, num_sessions: int) -> list[FlowCache]:
-        """Each session's share of what a common solve leaves; the entries are views."""
-        steps = zip(*(step.split(num_sessions) for step in self.steps), strict=True)
-        return [FlowCache(*share) for share in zip(self.encoder.split(num_sessions), steps, strict=True)]
+    @property
+    def num_bytes(self) -> int:
+        return self.lookahead.nbytes + self.upsampling.nbytes + self.convs.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,94 +184,79 @@ class Voice:
     """A conditioned speaker: shared by all sessions that speak with it, never written.
 
     speaker: [1, M] floating; the speaker embedding as the estimator takes it
-    cache:   of the whole prompt
+    entries: of the whole prompt
     """
 
     speaker: Tensor
-    cache: FlowCache
+    entries: Parts[Entries]
+    tails: Tails
 
     @property
     def num_frames(self) -> int:
-        return self.cache.encoder.frames.num_entries
+        return self.entries.frames.keys.shape[1]
 
     @property
     def num_tokens(self) -> int:
-        return self.cache.encoder.tokens.num_entries
+        return self.entries.tokens.keys.shape[1]
 
     @property
     def num_bytes(self) -> int:
         """Of what it remembers."""
-        encoder = self.cache.encoder
-        tensors = [self.speaker, encoder.lookahead_tail, encoder.upsampling_tail]
-        tensors += [step.conv_tails for step in self.cache.steps]
-        for entries in (encoder.tokens, encoder.frames, *(step.frames for step in self.cache.steps)):
-            tensors += [entries.keys, entries.values]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return self.speaker.nbytes + self.tails.num_bytes + sum(entries.num_bytes for entries in self.entries.all)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writing:
+    """Where a chunk of one session goes. tails: a view of its place for them."""
+
+    places: Parts[Listed]
+    tail_place: int
+    tails: Tails
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpeechState:
-    """Private to one session: what is retained of the frames generated in this turn, and how the last chunk ended."""
+    """Private to one session: what its next chunk reads, and how the last one ended.
 
-    cache: FlowCache
+    reads: as in `flow_membership.py`
+    tails: of the voice at a turn's start, then a view of the arena's
+    tail_places: where in the arena they are; none if they are the voice's
+    """
+
+    reads: Parts[Listed]
+    tails: Tails
+    tail_places: tuple[int, ...]
 
     @staticmethod
     def at_turn_start(voice: Voice) -> SpeechState:
-        """No generated frames; the convolutions go on from the end of the prompt."""
-        encoder, nothing = voice.cache.encoder, range(0)
-        return SpeechState(
-            FlowCache(
-                EncoderCache(
-                    encoder.lookahead_tail,
-                    encoder.upsampling_tail,
-                    encoder.tokens.view(nothing),
-                    encoder.frames.view(nothing),
-                ),
-                tuple(StepCache(step.frames.view(nothing), step.conv_tails) for step in voice.cache.steps),
-            )
-        )
-
-    def followed_by(self, chunk: FlowCache, voice: Voice, kept_tokens: TokenRetention) -> SpeechState:
-        """The state after `chunk`: it joins the generated entries, then what the reference would not keep goes."""
-        old, new = self.cache.encoder, chunk.encoder
-        tokens = KeysValues.joined((voice.cache.encoder.tokens, old.tokens, new.tokens))
-        frames = KeysValues.joined((old.frames, new.frames))
-        kept = estimator_speech_frames(voice.num_frames, self.num_frames + chunk.steps[0].frames.num_entries)
-        return SpeechState(
-            FlowCache(
-                EncoderCache(
-                    new.lookahead_tail,
-                    new.upsampling_tail,
-                    tokens.copy(kept_tokens(voice.num_tokens, tokens.num_entries)),
-                    frames.copy((encoder_speech_frames(frames.num_entries),)),
-                ),
-                tuple(
-                    StepCache(KeysValues.joined((after.frames, before.frames)).copy(kept), after.conv_tails)
-                    for before, after in zip(self.cache.steps, chunk.steps, strict=True)
-                ),
-            )
-        )
+        """No generated entries; the convolutions go on from the end of the prompt."""
+        reads = voice.entries.map(lambda entries: of_voice(range(entries.keys.shape[1])))
+        return SpeechState(reads, voice.tails, ())
 
     @property
-    def num_frames(self) -> int:
-        """Generated frames that the estimator retains."""
-        return self.cache.steps[0].frames.num_entries
-
-    def past_tokens(self, voice: Voice) -> Past:
-        """What the encoder's token-rate layers read before a new chunk, old before new."""
-        return voice.cache.encoder.tokens, self.cache.encoder.tokens
-
-    def past_frames(self, voice: Voice) -> Past:
-        """What the encoder's frame-rate layers read before a new chunk, old before new."""
-        return voice.cache.encoder.frames, self.cache.encoder.frames
-
-    def past_of_step(self, step: int, voice: Voice) -> Past:
-        """What the estimator reads in one Euler step after a new chunk, newest first."""
-        prompt = voice.cache.steps[step].frames
-        ranges = estimator_prompt_frames(voice.num_frames, self.num_frames)
-        return self.cache.steps[step].frames, *(prompt.view(entries) for entries in ranges)
-
-    def num_past_frames(self, voice: Voice) -> int:
+    def num_past_frames(self) -> int:
         """Frames that the estimator reads before the new chunk: where the chunk's noise starts (REFERENCE 9.3)."""
-        prompt = estimator_prompt_frames(voice.num_frames, self.num_frames)
-        return self.num_frames + sum(len(entries) for entries in prompt)
+        return len(self.reads.steps)
+
+    @property
+    def held(self) -> Parts[Listed]:
+        """The places in the arena that it keeps."""
+        return self.reads.map(own_of)
+
+    def followed_by(
+        self, chunk: Writing, voice: Voice, retention: Retention, kept_tokens: TokenRetention
+    ) -> SpeechState:
+        """The state after a chunk: its entries join the others, then what is not retained is not read any more.
+
+        retention, kept_tokens: of the estimator, and of the encoder's token-rate layers as in `flow_rules.py`
+        """
+        new, reads = chunk.places, self.reads
+        return SpeechState(
+            Parts(
+                next_tokens(kept_tokens, voice.num_tokens, reads.tokens, new.tokens),
+                next_frames(voice.num_frames, reads.frames, new.frames),
+                next_steps(retention, voice.num_frames, reads.steps, new.steps),
+            ),
+            chunk.tails,
+            (chunk.tail_place,),
+        )

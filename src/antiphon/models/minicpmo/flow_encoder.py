@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphon.kernels.attention.op import attention
-from antiphon.models.minicpmo.flow_cache import EncoderCache, KeysValues, Past
+from antiphon.models.minicpmo.flow_cache import Memory
 from antiphon.models.minicpmo.flow_config import EncoderConfig
 
 _LAYER_EPS = 1e-12
@@ -37,68 +36,61 @@ class FlowEncoder(nn.Module):
         self.after_norm = nn.LayerNorm(config.hidden_size, eps=_EMBED_EPS)
 
     def forward(
-        self,
-        x: Tensor,
-        carried: Sequence[EncoderCache],
-        past_tokens: Sequence[Past],
-        past_frames: Sequence[Past],
-        *,
-        is_last: bool,
-    ) -> tuple[Tensor, EncoderCache]:
+        self, x: Tensor, tails: tuple[Tensor, Tensor], tokens: Memory, frames: Memory, *, is_last: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Encode one chunk of each of B sessions.
 
-        x:       [B, L + lookahead, C] floating, embedded tokens; [B, L, C] if `is_last` (zeros stand for the rest)
-        carried: per session the cache of the chunk before; only its convolution tails are read
-        past_tokens, past_frames: per session the entries of earlier chunks, old before new
-        Returns: hidden states [B, 2 L, C] and the cache of these chunks alone.
+        x:     [B, L + lookahead, C] floating, embedded tokens; [B, L, C] if `is_last` (zeros stand for the rest)
+        tails: [B, C, 2] and [B, C, 4] floating, of the lookahead and of the upsampling, from the chunk before
+        tokens, frames: what the layers read, old before new, and where their new entries go
+        Returns: hidden states [B, 2 L, C] and the tails of these chunks.
         """
-        lookahead_tail = torch.cat([before.lookahead_tail for before in carried])
-        upsampling_tail = torch.cat([before.upsampling_tail for before in carried])
+        lookahead_tail, upsampling_tail = tails
         x = self.embed(x)
         if is_last:
             x = F.pad(x, (0, 0, 0, self.config.lookahead_tokens))
         x, lookahead_tail = self.pre_lookahead_layer(x, lookahead_tail)
-        x, tokens = _run(self.encoders, x, past_tokens)
+        x = _run(self.encoders, x, tokens)
         x, upsampling_tail = self.up_layer(x, upsampling_tail)
-        x, frames = _run(self.up_encoders, self.up_embed(x), past_frames)
-        x = self.after_norm(x)
-        return x, EncoderCache(lookahead_tail, upsampling_tail, tokens, frames)
+        x = _run(self.up_encoders, self.up_embed(x), frames)
+        return self.after_norm(x), (lookahead_tail, upsampling_tail)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Positions:
-    """Distances of the queries of a chunk of L entries to the T entries before it and in it.
+    """Distances of the queries of B chunks of L entries to the entries before them and in them; T of the longest.
 
     table: [T + L - 1, C] floating; sinusoids of the distances T-1, T-2, ..., 1-L
-    rows:  [L, T] int64; rows[i, j] = place in `table` of the distance T - L + i - j from query i to key j
+    rows:  [B, L, T] int64; rows[b, i, j] = place in `table` of the distance from query i to key j of session b
     """
 
     table: Tensor
     rows: Tensor
 
 
-def _positions(num_queries: int, num_keys: int, like: Tensor) -> _Positions:
-    """REFERENCE 9.2: pe(r)[2k] = sin(r · 10000^(-2k/C)), pe(r)[2k+1] = cos. Distances are not bounded by a table."""
-    channels = like.shape[-1]
-    distances = torch.arange(num_keys - 1, -num_queries, -1, device=like.device, dtype=torch.float32)
-    even = torch.arange(0, channels, 2, device=like.device, dtype=torch.float32)
+def _positions(num_queries: int, nums_keys: Sequence[int], like: Tensor) -> _Positions:
+    """REFERENCE 9.2: pe(r)[2k] = sin(r · 10000^(-2k/C)), pe(r)[2k+1] = cos. Distances are not bounded by a table.
+
+    nums_keys: per session, those of its chunk included; the distance from query i to key j of T is T - L + i - j.
+    """
+    channels, device, longest = like.shape[-1], like.device, max(nums_keys)
+    distances = torch.arange(longest - 1, -num_queries, -1, device=device, dtype=torch.float32)
+    even = torch.arange(0, channels, 2, device=device, dtype=torch.float32)
     angles = distances[:, None] * torch.exp(even * (-math.log(10000.0) / channels))
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).to(like.dtype)
-    queries = torch.arange(num_queries, device=like.device)
-    keys = torch.arange(num_keys, device=like.device)
-    return _Positions(table, num_queries - 1 - queries[:, None] + keys)
+    queries, keys = torch.arange(num_queries, device=device), torch.arange(longest, device=device)
+    shorter = longest - torch.tensor(nums_keys, device=device)
+    rows = shorter[:, None, None] + num_queries - 1 - queries[:, None] + keys
+    # Beyond a session's own keys nothing is read; any place will do.
+    return _Positions(table, rows.clamp(max=len(table) - 1))
 
 
-def _run(layers: nn.ModuleList, x: Tensor, pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
-    """x: [B, L, C] floating -> the same through all layers, and the chunks' stacked entries."""
-    num_queries = x.shape[1]
-    nums_keys = [num_queries + sum(part.num_entries for part in past) for past in pasts]
-    positions = [_positions(num_queries, num_keys, x) for num_keys in nums_keys]
-    new: list[KeysValues] = []
+def _run(layers: nn.ModuleList, x: Tensor, memory: Memory) -> Tensor:
+    """x: [B, L, C] floating -> the same through all layers."""
+    positions = _positions(x.shape[1], [count + x.shape[1] for count in memory.reading.counts], x)
     for index, layer in enumerate(layers):
-        x, entries = layer(x, positions, [tuple(part.layer(index) for part in past) for past in pasts])
-        new.append(entries)
-    return x, KeysValues.stacked(new)
+        x = layer(x, positions, memory, index)
+    return x
 
 
 class _Layer(nn.Module):
@@ -109,10 +101,9 @@ class _Layer(nn.Module):
         self.norm_mha = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
         self.norm_ff = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
 
-    def forward(self, x: Tensor, positions: Sequence[_Positions], pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
-        attended, entries = self.self_attn(self.norm_mha(x), positions, pasts)
-        x = x + attended
-        return x + self.feed_forward(self.norm_ff(x)), entries
+    def forward(self, x: Tensor, positions: _Positions, memory: Memory, layer: int) -> Tensor:
+        x = x + self.self_attn(self.norm_mha(x), positions, memory, layer)
+        return x + self.feed_forward(self.norm_ff(x))
 
 
 class _RelativeAttention(nn.Module):
@@ -129,24 +120,17 @@ class _RelativeAttention(nn.Module):
         self.linear_out = nn.Linear(size, size)
         self.linear_pos = nn.Linear(size, size, bias=False)
 
-    def forward(self, x: Tensor, positions: Sequence[_Positions], pasts: Sequence[Past]) -> tuple[Tensor, KeysValues]:
-        """x: [B, L, C] floating -> output [B, L, C], the chunks' entries [B, H, L, D]."""
-        q = self._heads(self.linear_q(x))
-        new = KeysValues(self._heads(self.linear_k(x)), self._heads(self.linear_v(x)))
-        sessions = zip(q.chunk(len(pasts)), new.split(len(pasts)), positions, pasts, strict=True)
-        out = torch.cat([self._attend(own_q, (*past, own), where) for own_q, own, where, past in sessions])
-        projected: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
-        return projected, new
-
-    def _attend(self, q: Tensor, seen_parts: Past, positions: _Positions) -> Tensor:
-        """One session's attention. q: [1, H, L, D] floating; of the last of the parts -> the same."""
-        seen = KeysValues.joined(seen_parts)
+    def forward(self, x: Tensor, positions: _Positions, memory: Memory, layer: int) -> Tensor:
+        """x: [B, L, C] floating -> the same."""
+        q, k, v = (self._heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
         scale = q.shape[-1] ** -0.5
         distances = self._heads(self.linear_pos(positions.table))  # [H, T + L - 1, D]
         by_distance = (q + self.pos_bias_v[:, None]) @ distances.mT
-        rows = positions.rows.expand(*by_distance.shape[:2], -1, -1)
+        rows = positions.rows[:, None].expand(-1, q.shape[1], -1, -1)
         bias = by_distance.gather(-1, rows) * scale
-        return attention(q + self.pos_bias_u[:, None], seen.keys, seen.values, bias=bias, scale=scale)
+        out = memory.attend(layer, q + self.pos_bias_u[:, None], k, v, bias=bias, scale=scale)
+        projected: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
+        return projected
 
     def _heads(self, x: Tensor) -> Tensor:
         """x: [..., T, C] -> [..., H, T, D]."""

@@ -1,4 +1,4 @@
-"""Which generated tokens and frames stay in the flow's memory, as ranges. Pure Python; `flow_cache.py` applies them.
+"""Which generated tokens and frames stay in the flow's memory, as ranges. Pure Python; for `flow_membership.py`.
 
 The reference trims one packed cache after every chunk to "the first P and the last 100 entries", P being the prompt's
 mel frames. What that keeps differs per network, because their orders differ (REFERENCE 9.5, 9.6; the tables of

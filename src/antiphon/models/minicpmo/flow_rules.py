@@ -6,8 +6,10 @@ Sources: REFERENCE 9.1, 9.6, 9.8. Test: tests/models/test_flow.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import assert_never
 
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.flow_retention import TokenRetention, frozen_speech_tokens, newest_speech_tokens
 from antiphon.models.minicpmo.hift_config import Generation
 
@@ -24,8 +26,14 @@ class FlowRules:
     after_prompt: Callable[[Sequence[int], Sequence[int]], Sequence[int]]
 
 
-def flow_rules(generation: Generation) -> FlowRules:
-    return _RULES[generation]
+def flow_rules(generation: Generation, retention: Retention) -> FlowRules:
+    match retention:
+        case Retention.REFERENCE:
+            return _RULES[generation]
+        case Retention.VOICE_FIRST:
+            return replace(_RULES[generation], kept_tokens=newest_speech_tokens)
+        case never:
+            assert_never(never)
 
 
 def _silence(prompt: Sequence[int], silence: Sequence[int]) -> Sequence[int]:  # noqa: ARG001 - 1.0.7 needs it

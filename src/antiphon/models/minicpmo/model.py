@@ -31,10 +31,10 @@ from antiphon.models.minicpmo.config import (
 )
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer
 from antiphon.models.minicpmo.flow_config import FlowConfig, read_flow_yaml
-from antiphon.models.minicpmo.flow_rules import flow_rules
 from antiphon.models.minicpmo.hift import Hift
 from antiphon.models.minicpmo.hift_config import Generation, HiftConfig, hift_config
 from antiphon.models.minicpmo.resampler import Resampler
+from antiphon.models.minicpmo.speech_arena import SpeechArena
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.vision import VisionEncoder, VisionTower, count_layers
@@ -75,9 +75,9 @@ class Model:
     flow: Flow
     hift: Hift | CausalHift
 
-    def synthesizer(self, noise: Tensor, num_steps: int) -> MelSynthesizer:
-        """What runs the flow as the checkpoint's generation does; noise, num_steps: as in `MelSynthesizer`."""
-        return MelSynthesizer(self.flow, noise, num_steps, flow_rules(self.config.hift.generation))
+    def synthesizer(self, noise: Tensor, arena: SpeechArena) -> MelSynthesizer:
+        """What runs the flow as the checkpoint's generation does; noise, arena: as in `MelSynthesizer`."""
+        return MelSynthesizer(self.flow, noise, arena, self.config.hift.generation)
 
     def vocoder(self) -> SpeechVocoder:
         """What runs the vocoder of the checkpoint's generation."""

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.codec_buffer import CodecBuffer, Window
-from antiphon.errors import AntiphonError, InputError, InternalError
+from antiphon.errors import AntiphonError, InputError, InternalError, ResourceExhausted
 from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.vocoder import SourceNoise, SpeechVocoder, TurnState, VocoderRow
@@ -25,17 +26,14 @@ from antiphon.units import OUTPUT_SAMPLES_PER_UNIT
 _PCM16_SCALE = 32767
 _PCM16_RANGE = 32768
 
-_MAX_ROWS_PER_SOLVE = 16
-"""Bounds a solve's memory: at the released dimensions the new entries of one session's chunk are 66 MB."""
 
-
-def rows_per_solve(device: torch.device) -> int:
+def grid_on(device: torch.device, grid: BatchGrid) -> BatchGrid:
     """How many sessions may share a solve.
 
     One on the CPU: how a product, a convolution or an activation rounds there depends on how many rows lie in the
     tensor and where, so rows would hear each other; and sharing would gain a tenth at most.
     """
-    return 1 if device.type == "cpu" else _MAX_ROWS_PER_SOLVE
+    return BatchGrid((1,)) if device.type == "cpu" else grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,13 +51,31 @@ class ChunkRow:
 
 
 class Renderer:
-    """Writes the sessions' states; shares flow and vocoder among them."""
+    """Writes the sessions' states; shares flow and vocoder among them.
 
-    def __init__(self, synthesizer: MelSynthesizer, vocoder: SpeechVocoder, max_rows: int) -> None:
-        """max_rows: sessions in one solve, as of `rows_per_solve`; more take turns."""
+    A session is seated in the arena from a turn's first window to the turn's end, and holds nothing otherwise.
+    """
+
+    def __init__(self, synthesizer: MelSynthesizer, vocoder: SpeechVocoder, grid: BatchGrid) -> None:
+        """grid: sessions in one solve, as of `grid_on`; more take turns."""
         self._synthesizer = synthesizer
+        self._arena = synthesizer.arena
         self._vocoder = vocoder
-        self.max_rows = max_rows
+        self._grid = grid
+
+    @property
+    def max_rows(self) -> int:
+        """Sessions in one solve."""
+        return self._grid.largest
+
+    @property
+    def num_seated(self) -> int:
+        """Sessions in a turn."""
+        return self._arena.num_seated
+
+    def num_fitting(self, states: Sequence[Code2WavState]) -> int:
+        """How many of these sessions, the first ones, could begin a turn together now."""
+        return self._arena.num_fitting([state.voice.num_frames for state in states])
 
     def open(self, voice: Voice, noise: SourceNoise) -> Code2WavState:
         """A session's state, before its first turn. The voice is shared, the noise is the session's own."""
@@ -72,9 +88,13 @@ class Renderer:
         )
 
     def reset_turn(self, state: Code2WavState) -> None:
-        """Forget the turn: it ended or was interrupted. The voice and the noise go on."""
+        """Forget the turn: it ended or was interrupted. Its room is free; the voice and the noise go on."""
         state.buffer.reset()
+        self._arena.keep_only(SpeechState.at_turn_start(state.voice), [state.speech])
         state.speech = SpeechState.at_turn_start(state.voice)
+        if state.num_reserved_frames:
+            self._arena.unseat(state.num_reserved_frames)
+            state.num_reserved_frames = 0
         state.vocoder = self._vocoder.at_turn_start(state.vocoder.noise)
 
     def speak(self, rows: Sequence[ChunkRow]) -> list[Tensor | AntiphonError]:
@@ -88,20 +108,45 @@ class Renderer:
         works = [_Work(row, copy.deepcopy(row.state.buffer), row.state.speech, row.state.vocoder) for row in rows]
         for work in works:
             _fenced(self._cut, [work])
-        while unfinished := [work for work in works if work.error is None and work.windows]:
-            self._render_next(unfinished)
-        for work in works:
-            _fenced(_join, [work])
-        return [self._ended(work) for work in works]
+        for together in self._rounds(works):
+            while unfinished := [work for work in together if work.error is None and work.windows]:
+                self._render_next(unfinished)
+            for work in together:
+                _fenced(_join, [work])
+                self._settle(work)
+        return [work.pcm if work.error is None else work.error for work in works]
 
     def _cut(self, works: Sequence[_Work]) -> None:
-        """Add the tokens to the buffer, and see which windows are ready. Raises: InputError."""
+        """Add the tokens to the buffer, see which windows are ready, and take a seat for the turn's first.
+
+        Raises: InputError; ResourceExhausted if nobody asked `num_fitting`.
+        """
         (work,) = works
-        tokens, vocab_size = work.row.codec_tokens, self._synthesizer.flow.config.vocab_size
+        state, tokens, vocab_size = work.row.state, work.row.codec_tokens, self._synthesizer.flow.config.vocab_size
         wrong = [token for token in tokens if not 0 <= token < vocab_size]
         if wrong:
             raise InputError(f"codec tokens go from 0 to {vocab_size - 1}, got {wrong[0]}; the chunk was not spoken")
         work.windows = work.buffer.push(tokens, is_flush=work.row.is_flush, is_last=work.row.is_turn_end)
+        if work.num_kept_windows > self._arena.size.max_windows:
+            raise InputError(
+                f"a chunk of {len(tokens)} codec tokens makes {work.num_kept_windows} windows; there is room for "
+                f"{self._arena.size.max_windows}; send shorter chunks"
+            )
+        if work.windows and not state.num_reserved_frames:
+            if not self._arena.num_fitting([state.voice.num_frames]):
+                raise ResourceExhausted("as many sessions speak as there is room for; wait until a turn ends")
+            state.num_reserved_frames = self._arena.seat(state.voice.num_frames)
+
+    def _rounds(self, works: Sequence[_Work]) -> Iterator[Sequence[_Work]]:
+        """Those together whose windows the arena can take before it frees what they replace."""
+        together: list[_Work] = []
+        for work in [work for work in works if work.error is None]:
+            num_windows = sum(one.num_kept_windows for one in together)
+            if num_windows + work.num_kept_windows > self._arena.size.max_windows:
+                yield together
+                together = []
+            together.append(work)
+        yield together
 
     def _render_next(self, works: Sequence[_Work]) -> None:
         """The next window of each."""
@@ -112,19 +157,22 @@ class Renderer:
             _fenced(self._vocode, group)
 
     def _alike(self, works: Sequence[_Work], shape: Callable[[_Work], tuple[int, ...]]) -> Iterator[Sequence[_Work]]:
-        """Groups of equal shape, none larger than a solve."""
+        """Groups of equal shape, in sizes of the grid."""
         groups: dict[tuple[int, ...], list[_Work]] = {}
         for work in works:
             groups.setdefault(shape(work), []).append(work)
         for group in groups.values():
-            for start in range(0, len(group), self.max_rows):
-                yield group[start : start + self.max_rows]
+            start = 0
+            for size in self._grid.split(len(group)):
+                yield group[start : start + size]
+                start += size
 
     def _synthesize(self, works: Sequence[_Work]) -> None:
         rows = [FlowRow(work.windows[0].tokens, work.row.state.voice, work.speech) for work in works]
         results = self._synthesizer.speak(rows, is_last=works[0].windows[0].is_last)
         for work, (mel, speech) in zip(works, results, strict=True):
             work.mel, work.speech = mel.mT, speech
+            work.passed.append(speech)
 
     def _vocode(self, works: Sequence[_Work]) -> None:
         for work, (samples, vocoder) in zip(
@@ -134,15 +182,16 @@ class Renderer:
             work.vocoder = vocoder
             del work.windows[0]
 
-    def _ended(self, work: _Work) -> Tensor | AntiphonError:
-        """Write the session's state, unless the row failed."""
-        if work.error is not None:
-            return work.error
+    def _settle(self, work: _Work) -> None:
+        """Write the session's state, unless the row failed, and free what it does not remember any more."""
         state = work.row.state
+        if work.error is not None:
+            self._arena.keep_only(state.speech, work.passed)
+            return
+        self._arena.keep_only(work.speech, [state.speech, *work.passed])
         state.buffer, state.speech, state.vocoder = work.buffer, work.speech, work.vocoder
         if work.row.is_turn_end:
             self.reset_turn(state)
-        return work.pcm
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +199,7 @@ class _Work:
     """A row on its way. Its session's state stays as it was until all is rendered.
 
     windows: those that are not rendered yet
+    passed:  states of its speech after the rendered ones
     mel:     [1, M, T] floating, of the first of them, once the flow is done
     pcm:     the result, once all windows are rendered
     error:   what ended the row; None as long as nothing did
@@ -160,10 +210,16 @@ class _Work:
     speech: SpeechState
     vocoder: TurnState
     windows: list[Window] = field(default_factory=list)
+    passed: list[SpeechState] = field(default_factory=list)
     mel: Tensor = field(default_factory=lambda: torch.empty(0))
     pieces: list[Tensor] = field(default_factory=list)
     pcm: Tensor = field(default_factory=lambda: torch.empty(0))
     error: AntiphonError | None = None
+
+    @property
+    def num_kept_windows(self) -> int:
+        """Of those, how many the flow remembers: all but a turn's last."""
+        return sum(not window.is_last for window in self.windows)
 
     @property
     def vocoder_row(self) -> VocoderRow:

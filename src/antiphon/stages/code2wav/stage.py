@@ -11,67 +11,94 @@ from torch import Tensor
 from antiphon.core.messages import CodecChunk, Spoken
 from antiphon.core.sampling import Draws
 from antiphon.errors import AntiphonError
+from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
-from antiphon.stages.code2wav.state import Code2WavCounts, Code2WavSession, Code2WavState
+from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSession, Code2WavState
 from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Ready
 
 
 class Code2WavStage:
-    """Owns the chunks that wait, and which session speaks when."""
+    """Owns the chunks that wait, and which session speaks when.
+
+    A session is seated from its turn's first chunk to its turn's end; who finds no seat waits for it.
+    """
 
     def __init__(self, renderer: Renderer, voices: VoiceStore, device: torch.device) -> None:
         """device: where the sessions' noise is drawn."""
         self._renderer = renderer
         self._voices = voices
         self._device = device
-        self._opened: dict[str, Code2WavState] = {}
+        self._opening: dict[str, Caller] = {}
         self._due: dict[str, tuple[Code2WavState, CodecChunk]] = {}
 
-    def open(self, session: Code2WavSession) -> Code2WavState:
-        """Raises: AudioError if the voice does not fit the model."""
-        is_silent = session.draws is Draws.MOST_LIKELY
-        noise = NoNoise(self._device) if is_silent else SeededNoise(session.seed, self._device)
-        state = self._renderer.open(self._voices.get(session.voice), noise)
-        self._opened[session.session_id] = state
-        return state
+    def pin(self, prompt: VoicePrompt) -> None:
+        """Build a voice before anybody asks for it, and keep it for good. Raises: AudioError, as `open`."""
+        self._voices.pin(prompt)
 
-    def start(self, state: Code2WavState, chunk: CodecChunk) -> None:
-        self._due[chunk.address.session_id] = (state, chunk)
+    def open(self, session: Code2WavSession) -> Caller:
+        """A session that is ready when its voice is. Raises: AudioError if the voice does not fit the model."""
+        self._voices.ask(session.voice, session.session_id)
+        caller = self._opening[session.session_id] = Caller(session)
+        return caller
+
+    def start(self, caller: Caller, chunk: CodecChunk) -> None:
+        assert caller.state is not None, f"{caller.session.session_id} is not ready"
+        self._due[chunk.address.session_id] = (caller.state, chunk)
 
     @property
     def is_idle(self) -> bool:
-        return not self._opened and not self._due
+        return self._voices.is_idle and not self._chosen()
 
     def step(self) -> dict[str, Ready[None] | Spoken[Tensor] | AntiphonError]:
-        """Render the most urgent chunks; the first ones of turns before all others."""
-        ended: dict[str, Ready[None] | Spoken[Tensor] | AntiphonError] = dict.fromkeys(self._opened, Ready(None))
-        self._opened.clear()
-        chosen = [self._due.pop(session_id) for session_id in self._most_urgent()]
+        """Render the most urgent chunks, the first ones of turns before all others; then a piece of one voice."""
+        ended: dict[str, Ready[None] | Spoken[Tensor] | AntiphonError] = {}
+        chosen = [self._due.pop(session_id) for session_id in self._chosen()]
         rows = [ChunkRow(state, chunk.codec_tokens, chunk.ends_turn, chunk.is_first_of_turn) for state, chunk in chosen]
         for (_, chunk), samples in zip(chosen, self._renderer.speak(rows), strict=True):
             spoken = samples if isinstance(samples, AntiphonError) else Spoken(chunk, samples.cpu())
             ended[chunk.address.session_id] = spoken
+        self._voices.advance()
+        for session_id, voice in self._voices.answers().items():
+            ended[session_id] = self._ready(self._opening.pop(session_id), voice)
         return ended
 
-    def interrupt(self, state: Code2WavState, epoch: int) -> None:
+    def interrupt(self, caller: Caller, epoch: int) -> None:
         """Forget the turn; the voice and the noise go on."""
-        self._forget(state)
-        self._renderer.reset_turn(state)
+        self._due.pop(caller.session.session_id, None)
+        if caller.state is not None:
+            self._renderer.reset_turn(caller.state)
 
-    def close(self, state: Code2WavState) -> None:
-        """Idempotent; what the session held goes with its state."""
-        self._opened = {key: opened for key, opened in self._opened.items() if opened is not state}
-        self._forget(state)
+    def close(self, caller: Caller) -> None:
+        """Idempotent; gives its voice back, and its turn's memory."""
+        self.interrupt(caller, epoch=0)
+        self._opening.pop(caller.session.session_id, None)
+        self._voices.leave(caller.session.session_id)
 
     def survey(self) -> Code2WavCounts:
-        return Code2WavCounts(len(self._due), self._voices.num_voices, self._voices.num_bytes)
+        num_waiting = len(self._due) - len(self._who_fits())
+        return Code2WavCounts(len(self._due), num_waiting, self._renderer.num_seated, self._voices.counts)
 
-    def _forget(self, state: Code2WavState) -> None:
-        self._due = {key: (owner, chunk) for key, (owner, chunk) in self._due.items() if owner is not state}
+    def _ready(self, caller: Caller, voice: Voice | AntiphonError) -> Ready[None] | AntiphonError:
+        if isinstance(voice, AntiphonError):
+            return voice
+        is_silent = caller.session.draws is Draws.MOST_LIKELY
+        noise = NoNoise(self._device) if is_silent else SeededNoise(caller.session.seed, self._device)
+        caller.state = self._renderer.open(voice, noise)
+        return Ready(None)
 
-    def _most_urgent(self) -> list[str]:
-        chunks = {session_id: chunk for session_id, (_, chunk) in self._due.items()}
-        first = [session_id for session_id, chunk in chunks.items() if chunk.is_first_of_turn]
-        return sorted(first or chunks, key=lambda session_id: chunks[session_id].deadline_s)[: self._renderer.max_rows]
+    def _chosen(self) -> list[str]:
+        """The most urgent of those who fit; the first chunks of turns before all others."""
+        fitting = self._who_fits()
+        first = [session_id for session_id in fitting if self._due[session_id][1].is_first_of_turn]
+        return (first or fitting)[: self._renderer.max_rows]
+
+    def _who_fits(self) -> list[str]:
+        """Sessions with a seat or that find one, most urgent first; nobody overtakes one that waits for a seat."""
+        by_urgency = sorted(self._due, key=lambda session_id: self._due[session_id][1].deadline_s)
+        standing = [session_id for session_id in by_urgency if not self._due[session_id][0].num_reserved_frames]
+        num_fitting = self._renderer.num_fitting([self._due[session_id][0] for session_id in standing])
+        waiting = {*standing[num_fitting:]}
+        return [session_id for session_id in by_urgency if session_id not in waiting]

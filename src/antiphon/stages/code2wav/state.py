@@ -12,6 +12,7 @@ from antiphon.core.sampling import Draws
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.vocoder import TurnState
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.stages.code2wav.voices import VoiceCounts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,18 +27,34 @@ class Code2WavSession:
 
 @dataclass(slots=True, eq=False)
 class Code2WavState:
-    """Owned by one session, written by the `Renderer` only, between its calls. Dropping it frees everything."""
+    """Owned by one session, written by the `Renderer` only, between its calls.
+
+    num_reserved_frames: of the arena for its turn; 0 between turns.
+    """
 
     voice: Voice
     buffer: CodecBuffer
     speech: SpeechState
     vocoder: TurnState
+    num_reserved_frames: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Owned by one session, written by the `Code2WavStage`. state: None until its voice is there."""
+
+    session: Code2WavSession
+    state: Code2WavState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Code2WavCounts:
-    """num_due: chunks that wait. num_voices, voice_bytes: kept for whoever speaks with them next."""
+    """num_due: chunks that wait; num_waiting: those of them that find no room, for too many speak.
+
+    num_speaking: sessions in a turn, which hold room for it.
+    """
 
     num_due: int
-    num_voices: int
-    voice_bytes: int
+    num_waiting: int
+    num_speaking: int
+    voices: VoiceCounts
