@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.config import Dtype, EngineConfig, Placement, StageConfig, WindowMode
+from antiphon.config import Code2WavConfig, Dtype, EngineConfig, Placement, StageConfig, WindowMode, everywhere
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow
 from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.server.for_engine import engine_config, session_config
 from antiphon.server.settings import Resolved, from_environment, from_file, from_flags, options, resolve
 from server.tables import documented, moved_metrics, present
@@ -41,6 +43,7 @@ def test_flags_win_over_the_environment_that_over_the_file_and_that_over_default
     assert "max_calls = 4  (environment variable ANTIPHON_MAX_CALLS)" in lines
     assert f"host = file  (host in file {tmp_path / 'config.yaml'})" in lines
     assert "drain_s = 30.0  (default)" in lines
+    assert "code2wav_grid = 1,2,4,8  (default)" in lines
     assert [line.split(" = ")[0] for line in lines] == list(options())
 
 
@@ -57,6 +60,12 @@ def test_flags_win_over_the_environment_that_over_the_file_and_that_over_default
         ({"window": "round"}, "flag --window is 'round': input should be 'off', 'basic' or 'context'"),
         ({"thinker_device": "gpu"}, "flag --thinker-device is 'gpu'"),
         ({"dtype": "int8"}, "flag --dtype is 'int8': input should be 'float32' or 'bfloat16'"),
+        ({"code2wav_retention": "all"}, "is 'all': input should be 'reference' or 'voice_first'"),
+        ({"code2wav_dtype": "float64"}, "flag --code2wav-dtype is 'float64'"),
+        ({"code2wav_voice_s": "0"}, "flag --code2wav-voice-s is '0': input should be greater than 0"),
+        ({"code2wav_grid": "1,two"}, "flag --code2wav-grid is '1,two': give whole numbers, by commas"),
+        ({"code2wav_grid": "2,4"}, "flag --code2wav-grid is '2,4': batch sizes must ascend from 1"),
+        ({"code2wav_grid": ""}, "flag --code2wav-grid is '': batch sizes must ascend from 1"),
         ({"max_cals": "3"}, "flag --max-cals is no option; did you mean max_calls?"),
         ({"tls_key_file": "k"}, "belong together; give both or none (flag --tls-key-file)"),
         ({"window_low_tokens": "9000"}, "the first one lower (flag --window-low-tokens)"),
@@ -99,10 +108,11 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, c
 
 
 def test_a_file_takes_lists_and_the_window_that_is_off(tmp_path: Path) -> None:
-    text = "window: off\nallowed_origins: [https://a.example, https://b.example]\n"
+    text = "window: off\nallowed_origins: [https://a.example, https://b.example]\ncode2wav_grid: [1, 2, 16]\n"
     settings = resolve(from_file(written(tmp_path, text))).settings
     assert settings.window is WindowMode.OFF
     assert settings.allowed_origins == ("https://a.example", "https://b.example")
+    assert settings.code2wav_grid == BatchGrid((1, 2, 16))
     assert resolved(allowed_origins=" https://a.example , ").settings.allowed_origins == ("https://a.example",)
 
 
@@ -143,13 +153,22 @@ def test_an_engine_gets_what_the_operator_said() -> None:
         max_prompt_tokens="100",
         max_stored_prompt_bytes="1",
         max_stored_voice_bytes="2",
+        code2wav_retention="voice_first",
+        code2wav_dtype="bfloat16",
+        code2wav_voice_s="7.5",
+        code2wav_grid="1, 3",
     ).settings
     config = engine_config(settings)
     stages = config.stages
     assert stages.thinker == StageConfig("cuda:0", Placement.THREAD)
     assert stages.talker == StageConfig("cuda:1", Placement.PROCESS)
     assert stages.code2wav == StageConfig("cuda:2", Placement.HERE)
-    assert config == EngineConfig(stages, Dtype.BFLOAT16, 4, 100, 0.5, True, 1, 2)
+    code2wav = Code2WavConfig(Retention.VOICE_FIRST, Dtype.BFLOAT16, 7.5, BatchGrid((1, 3)))
+    assert config == EngineConfig(stages, Dtype.BFLOAT16, 4, 100, 0.5, True, 1, 2, code2wav)
+
+
+def test_what_an_operator_does_not_say_is_as_an_engine_has_it() -> None:
+    assert engine_config(resolved().settings) == EngineConfig(everywhere("cpu"), Dtype.FLOAT32)
 
 
 def test_a_call_that_asks_for_nothing_gets_the_operators_window() -> None:

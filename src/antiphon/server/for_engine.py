@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from antiphon.config import EngineConfig, SessionConfig, StageConfig, StagesConfig, WindowLimits
+from antiphon.config import Code2WavConfig, EngineConfig, SessionConfig, StageConfig, StagesConfig, WindowLimits
 from antiphon.server.settings import ServerSettings
 
 
@@ -19,6 +19,12 @@ def engine_config(settings: ServerSettings) -> EngineConfig:
         speaking_share=settings.speaking_share,
         max_stored_prompt_bytes=settings.max_stored_prompt_bytes,
         max_stored_voice_bytes=settings.max_stored_voice_bytes,
+        code2wav=Code2WavConfig(
+            retention=settings.code2wav_retention,
+            dtype=settings.code2wav_dtype,
+            voice_s=settings.code2wav_voice_s,
+            grid=settings.code2wav_grid,
+        ),
     )
 
 

@@ -25,15 +25,19 @@ from antiphon.config import (
     DEFAULT_MAX_UNITS,
     DEFAULT_PREVIOUS_MAX_TOKENS,
     TRAINED_CONTEXT_TOKENS,
+    Code2WavConfig,
     Dtype,
     Placement,
     WindowMode,
 )
+from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.window import SlideMode
 from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.flow_membership import Retention
 
 ENVIRONMENT_PREFIX = "ANTIPHON_"
 MIB = 2**20
+_CODE2WAV = Code2WavConfig()
 
 
 class LogLevel(Enum):
@@ -57,9 +61,20 @@ def _split_by_commas(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _grid(text: str) -> BatchGrid:
+    parts = _split_by_commas(text)
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise PydanticCustomError("grid", "give whole numbers, by commas")
+    try:
+        return BatchGrid(tuple(map(int, parts)))
+    except ConfigError as error:
+        raise PydanticCustomError("grid", "{why}", {"why": str(error)}) from error
+
+
 OptionalFile = Annotated[Path | None, BeforeValidator(_none_if_empty)]
 """Empty text is no file, so that a source can take back what one below it says."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_by_commas)]
+Grid = Annotated[BatchGrid, BeforeValidator(_grid)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 Count = Annotated[int, Ge(1)]
 Size = Annotated[int, Ge(0)]
@@ -97,6 +112,15 @@ class ServerSettings(BaseModel):
     max_prompt_tokens: Count = Field(2048, description="Longer prompts are refused.")
     max_stored_prompt_bytes: Size = Field(1024 * MIB, description="Prompts that stay when their last user goes.")
     max_stored_voice_bytes: Size = Field(1024 * MIB, description="Voices that stay when their last user goes.")
+
+    code2wav_retention: Retention = Field(
+        _CODE2WAV.retention, description="What is remembered of an answer beside the voice: docs/code2wav.md."
+    )
+    code2wav_dtype: Dtype = Field(_CODE2WAV.dtype, description="Of what is remembered; flow and vocoder are float32.")
+    code2wav_voice_s: Seconds = Field(
+        _CODE2WAV.voice_s, description="Voices that there is memory for; answers with longer ones take more of it."
+    )
+    code2wav_grid: Grid = Field(_CODE2WAV.grid, description="Numbers of calls in one solve on a GPU, by commas.")
 
     window: WindowMode = Field(WindowMode.BASIC, description="How old units leave a call that does not say it.")
     window_max_tokens: Count = Field(TRAINED_CONTEXT_TOKENS, description="off: the call ends here.")
@@ -242,6 +266,8 @@ def as_text(value: object) -> str:
             return str(value.value)
         case bool():
             return str(value).lower()
+        case BatchGrid():
+            return as_text(value.sizes)
         case tuple():
             return ",".join(map(str, value))
         case _:
@@ -264,6 +290,7 @@ def allowed(option: str) -> str:
             case Le(le=bound):
                 bounds.append(f"up to {bound}")
     names: dict[object, str] = {int: "whole number", float: "number", str: "text", tuple[str, ...]: "texts"}
+    names[BatchGrid] = "whole numbers that ascend from 1"
     return " ".join([names.get(kind, "file"), *bounds])
 
 
