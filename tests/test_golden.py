@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
+import torch
 
 from golden import run_folder
+from golden_kinds import causal, code2wav
+from golden_kinds.company import Company
+from golden_kinds.report import Outcome
 
 GOLDEN = Path(__file__).parent / "golden"
+IN_COMPANY = [company for company in Company if company is not Company.ALONE]
+
+
+class GoldenStreams(Protocol):
+    KIND: str
+
+    def run(self, folder: Path, company: Company) -> Iterator[Outcome]: ...
 
 
 @pytest.mark.parametrize("kind", sorted(path.name for path in GOLDEN.iterdir()))
@@ -18,6 +31,15 @@ def test_every_case_of_the_golden_folder_passes(kind: str) -> None:
     outcomes = list(run_folder(GOLDEN / kind))
     assert outcomes
     assert {outcome.kind for outcome in outcomes} == {kind}
+    assert [outcome.line() for outcome in outcomes if not outcome.is_pass] == []
+
+
+@pytest.mark.parametrize("company", IN_COMPANY, ids=lambda company: company.name.lower())
+@pytest.mark.parametrize("kind", [code2wav, causal], ids=["1.0.5", "1.0.7"])
+def test_the_vocoders_golden_streams_pass_in_any_company(kind: GoldenStreams, company: Company) -> None:
+    with torch.inference_mode():
+        outcomes = list(kind.run(GOLDEN / kind.KIND, company))
+    assert outcomes
     assert [outcome.line() for outcome in outcomes if not outcome.is_pass] == []
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +15,10 @@ import build_voice
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.errors import AntiphonError, InputError
-from antiphon.models.minicpmo.flow import FlowRow
+from antiphon.models.minicpmo.flow import FlowRow, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.flow_membership import Retention
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import ArenaSize
 from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise, Vocoder
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
@@ -51,35 +55,64 @@ def row(state: Code2WavState, tokens: Sequence[int]) -> ChunkRow:
     return ChunkRow(state, tokens, is_turn_end=False, is_flush=False)
 
 
+@pytest.mark.parametrize("generation", Generation)
 @pytest.mark.parametrize("retention", Retention)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_shared_voice_sounds_exactly_as_one_of_ones_own(
-    vocoder: Vocoder, retention: Retention, dtype: torch.dtype
+    generation: Generation, retention: Retention, dtype: torch.dtype
 ) -> None:
-    """Three voices, two sessions of each, eight seconds: at least three beyond what is retained."""
-    synthesizer = build_voice.synthesizer(retention=retention, dtype=dtype)
+    """Three voices, two sessions of each, eight seconds, every session with words of its own: mel and PCM."""
+    synthesizer = build_voice.synthesizer(generation=generation, retention=retention, dtype=dtype)
+    renderer = Renderer(synthesizer, build_voice.vocoder(generation), BatchGrid((1,)))
     prompts = [build_voice.prompt(num_tokens, seed=num_tokens) for num_tokens in (3, 30, 60)]
-    renderer = Renderer(synthesizer, vocoder, BatchGrid((1,)))
+    own = [synthesizer.build_voice(prompt) for _ in range(2) for prompt in prompts]
+    shared = [synthesizer.build_voice(prompt) for prompt in prompts] * 2
+    before = copy.deepcopy(shared)
+    for spoken in (partial(sung, synthesizer), partial(rendered, renderer)):
+        one, other = spoken(own), spoken(shared)
+        assert all(map(torch.equal, one, other))
+        assert not any(torch.equal(*pair) for pair in itertools.combinations(one, 2))
+        assert synthesizer.arena.num_held.all == (0, 0, 0)
+    for voice, then in zip(shared, before, strict=True):
+        assert all(map(torch.equal, build_voice.tensors(voice), build_voice.tensors(then)))
 
-    def spoken(voices: Sequence[Voice]) -> list[Tensor]:
-        states = [renderer.open(voice, SeededNoise(who, CPU)) for who, voice in enumerate(voices)]
-        pieces: list[list[Tensor]] = [[] for _ in states]
-        for second in range(NUM_CHUNKS):
-            results = renderer.speak(
-                [
-                    row(state, range(500 * who + 50 * second, 500 * who + 50 * second + CHUNK_TOKENS))
-                    for who, state in enumerate(states)
-                ]
-            )
-            for own, result in zip(pieces, results, strict=True):
-                own.append(heard(result))
-        for state in states:
-            renderer.reset_turn(state)
-        return [torch.cat(own) for own in pieces]
 
-    own = spoken([synthesizer.build_voice(prompt) for _ in range(2) for prompt in prompts])
-    shared = [synthesizer.build_voice(prompt) for prompt in prompts]
-    assert all(map(torch.equal, spoken(shared * 2), own))
+def said(who: int, second: int) -> range:
+    start = 500 * who + 50 * second
+    return range(start, start + CHUNK_TOKENS)
+
+
+def sung(synthesizer: MelSynthesizer, voices: Sequence[Voice]) -> list[Tensor]:
+    """Mel of one session per voice, second by second. What each remembers is cut for at least three of them."""
+    arena, states = synthesizer.arena, [SpeechState.at_turn_start(voice) for voice in voices]
+    pieces: list[list[Tensor]] = [[] for _ in voices]
+    nums_cut = [0 for _ in voices]
+    for second in range(NUM_CHUNKS):
+        for who, voice in enumerate(voices):
+            row = FlowRow([*said(who, second), *said(who, second + 1)[:3]], voice, states[who])
+            ((mel, speech),) = synthesizer.speak([row], is_last=False)
+            grown = speech.reads.zip(states[who].reads, lambda after, before: len(after) - len(before))
+            nums_cut[who] += grown.tokens < CHUNK_TOKENS and max(grown.frames, grown.steps) < mel.shape[1]
+            arena.keep_only(speech, [states[who]])
+            states[who] = speech
+            pieces[who].append(mel)
+    for voice, speech in zip(voices, states, strict=True):
+        arena.keep_only(SpeechState.at_turn_start(voice), [speech])
+    assert min(nums_cut) >= 3
+    return [torch.cat(own, dim=1) for own in pieces]
+
+
+def rendered(renderer: Renderer, voices: Sequence[Voice]) -> list[Tensor]:
+    """PCM of the same, each with a noise of its own; then all turns are over."""
+    states = [renderer.open(voice, SeededNoise(who, CPU)) for who, voice in enumerate(voices)]
+    pieces: list[list[Tensor]] = [[] for _ in states]
+    for second in range(NUM_CHUNKS):
+        results = renderer.speak([row(state, said(who, second)) for who, state in enumerate(states)])
+        for own, result in zip(pieces, results, strict=True):
+            own.append(heard(result))
+    for state in states:
+        renderer.reset_turn(state)
+    return [torch.cat(own) for own in pieces]
 
 
 def spoken_mel(retention: Retention, dtype: torch.dtype, num_tokens: int) -> Tensor:

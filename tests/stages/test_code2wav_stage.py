@@ -35,8 +35,9 @@ from antiphon.core.messages import (
 from antiphon.core.sampling import Draws
 from antiphon.errors import AudioError
 from antiphon.models.minicpmo.flow import MelSynthesizer
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import ArenaSize
-from antiphon.models.minicpmo.vocoder import SeededNoise, Vocoder
+from antiphon.models.minicpmo.vocoder import SeededNoise, SpeechVocoder
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.stage import Code2WavStage
@@ -66,7 +67,7 @@ class Setup:
     """Room for three turns; small enough that sessions wait for each other."""
 
     synthesizer: MelSynthesizer
-    vocoder: Vocoder
+    vocoder: SpeechVocoder
 
     def loop(self, sizes: tuple[int, ...] = (1,)) -> Loop:
         renderer = Renderer(self.synthesizer, self.vocoder, BatchGrid(sizes))
@@ -74,10 +75,11 @@ class Setup:
         return StageLoop(stage, Interruption.VOIDS_WORK)
 
 
-@pytest.fixture(scope="module")
-def setup() -> Setup:
+@pytest.fixture(scope="module", params=Generation)
+def setup(request: pytest.FixtureRequest) -> Setup:
     with torch.inference_mode():
-        return Setup(build_voice.synthesizer(size=SMALL), Vocoder(build_voice.hift()))
+        synthesizer = build_voice.synthesizer(generation=request.param, size=SMALL)
+        return Setup(synthesizer, build_voice.vocoder(request.param))
 
 
 def opening(name: str, prompt: VoicePrompt = PROMPTS[0], seed: int = 0) -> Open[Code2WavSession]:

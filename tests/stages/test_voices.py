@@ -14,6 +14,7 @@ import build_voice
 from antiphon.errors import AntiphonError, AudioError, InternalError
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import Voice
+from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.voices import VoiceStore
 
@@ -27,10 +28,10 @@ def _inference() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def synthesizer() -> MelSynthesizer:
+@pytest.fixture(scope="module", params=Generation)
+def synthesizer(request: pytest.FixtureRequest) -> MelSynthesizer:
     with torch.inference_mode():
-        return build_voice.synthesizer()
+        return build_voice.synthesizer(generation=request.param)
 
 
 @pytest.fixture(scope="module")
