@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -91,11 +91,9 @@ def serve(resolved: Resolved, build_app: BuildApp, say: Say) -> None:
         asyncio.run(live())
 
 
-@contextmanager
-def loaded(settings: ServerSettings, say: Say) -> Iterator[Running]:
-    """The engine of these settings. Raises: CheckpointError, ConfigError."""
-    with running_engine(settings.model, engine_config(settings), partial(session_config, settings), say) as running:
-        yield running
+def loaded(settings: ServerSettings, say: Say) -> AbstractContextManager[Running]:
+    """The engine of these settings, as long as the context lasts. Raises: CheckpointError, ConfigError."""
+    return running_engine(settings.model, engine_config(settings), partial(session_config, settings), say)
 
 
 @contextmanager
