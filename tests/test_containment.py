@@ -13,12 +13,13 @@ import torch
 import build
 from antiphon.assembly import Inbox, assemble
 from antiphon.call import CallPhase
+from antiphon.changing import CallSettings, ChangingCall
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import InputRefused, SessionEnded, SpeechLost, TurnInterrupted
 from antiphon.core.messages import HeardUnit, Retain
 from antiphon.core.window import BasicWindow
-from antiphon.engine import Call, Engine, MonotonicClock
+from antiphon.engine import Engine, MonotonicClock
 from antiphon.happenings import Happening, Speech
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow import draw_noise
@@ -60,7 +61,7 @@ def said(happened: Sequence[Happening]) -> list[tuple[tuple[int, ...], list[floa
 def watch(engine: Engine, voice: VoicePrompt, others: Callable[[int], None]) -> list[Happening]:
     """A call that hears one second after the other; others: what happens beside it before its n-th `advance`."""
     happened: list[Happening] = []
-    call = engine.begin("watched", WATCHED, NO_REFERENCE, voice, happened.append)
+    call = ChangingCall(engine, "watched", CallSettings(WATCHED, NO_REFERENCE, voice), happened.append)
     num_advances = 0
     for unit in range(NUM_UNITS):
         call.hear(build.second(unit))
@@ -92,22 +93,23 @@ def check_nothing_is_left(engine: Engine) -> None:
 class Neighbour:
     """A call that comes with a long prompt, hears three seconds at once and meets its fate before the n-th step."""
 
-    def __init__(self, engine: Engine, voice: VoicePrompt, at: int, fate: Callable[[Call], object]) -> None:
+    def __init__(self, engine: Engine, voice: VoicePrompt, at: int, fate: Callable[[ChangingCall], object]) -> None:
         self.happened: list[Happening] = []
         self._engine, self._voice, self._at, self._fate = engine, voice, at, fate
-        self._call: Call | None = None
+        self._call: ChangingCall | None = None
 
     def __call__(self, number: int) -> None:
         if self._call is None:
             session = replace(SESSION, prompt=wrap("a b " * 20))
-            self._call = self._engine.begin("neighbour", session, REFERENCE, self._voice, self.happened.append)
+            settings = CallSettings(session, REFERENCE, self._voice)
+            self._call = ChangingCall(self._engine, "neighbour", settings, self.happened.append)
             for unit in range(3):
                 self._call.hear(build.second(100 + unit))
         if number == self._at:
             self._fate(self._call)
 
     @property
-    def call(self) -> Call:
+    def call(self) -> ChangingCall:
         assert self._call is not None, "it never came"
         return self._call
 
@@ -122,7 +124,7 @@ def test_a_call_closed_at_any_point_leaves_nothing_and_nobody_notices(
     undisturbed: list[tuple[tuple[int, ...], list[float]]],
     at: int,
 ) -> None:
-    def close_twice(call: Call) -> None:
+    def close_twice(call: ChangingCall) -> None:
         call.close()
         call.close()
 
@@ -139,20 +141,19 @@ def test_a_call_interrupted_at_any_point_goes_on_and_nobody_notices(
     undisturbed: list[tuple[tuple[int, ...], list[float]]],
     at: int,
 ) -> None:
-    epochs: list[int] = []
-
-    def interrupt_twice(call: Call) -> None:
+    def interrupt_twice(call: ChangingCall) -> None:
         call.interrupt()
         call.interrupt()
-        epochs.append(call.record.epoch)
-        neighbour.happened.append(TurnInterrupted(-1, call.record.epoch, -1.0, 0, 0))
+        neighbour.happened.append(TurnInterrupted(-1, -1, -1.0, 0, 0))
 
     neighbour = Neighbour(engine, voices[1], at, interrupt_twice)
     assert said(watch(engine, voices[0], neighbour)) == undisturbed
-    call = neighbour.call
+    call = neighbour.call.present
     mark = next(i for i, one in enumerate(neighbour.happened) if isinstance(one, TurnInterrupted) and one.turn == -1)
     later = [one for one in neighbour.happened[mark:] if isinstance(one, Speech)]
-    assert all(speech.chunk.address.epoch == epochs[0] for speech in later), "no speech of an old epoch is heard"
+    assert all(speech.chunk.address.epoch == call.record.epoch for speech in later), (
+        "no speech of an old epoch is heard"
+    )
     result = call.run_unit(build.second(200))
     assert result.outcome.unit == 3, "every second was heard"
     assert call.record.phase is CallPhase.OPEN
@@ -221,7 +222,7 @@ def test_what_gets_lost_or_repeated_between_stages_costs_an_answer_at_most_and_o
     def live(running: Engine) -> tuple[list[Happening], list[Happening]]:
         happened: dict[str, list[Happening]] = {"victim": [], "watched": []}
         calls = [
-            running.begin(name, config, NO_REFERENCE, voices[0], happened[name].append)
+            ChangingCall(running, name, CallSettings(config, NO_REFERENCE, voices[0]), happened[name].append)
             for name, config in (("victim", SESSION), ("watched", WATCHED))
         ]
         for unit in range(14):

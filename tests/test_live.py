@@ -18,6 +18,7 @@ from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.events import (
     SessionEnded,
     SessionOpened,
+    SettingsChanged,
     SpeechQueued,
     TurnInterrupted,
     UnitDecided,
@@ -246,3 +247,17 @@ def test_too_many_words_are_refused_where_they_are_sent(live: LiveEngine, voice:
     with pytest.raises(InputError, match="81 more came; the limit is 80"):
         session.send_text("x" * 81)
     session.close()
+
+
+def test_a_call_changes_while_its_caller_goes_on_talking(live: LiveEngine, voice: VoicePrompt) -> None:
+    config = replace(SESSION, keeps_inputs=True)
+    session = live.open("a", config, NO_REFERENCE, voice)
+    session.send_audio(sound(1, 2))
+    session.change(replace(config, prompt=wrap("Be brief.")), NO_REFERENCE, voice)
+    session.send_audio(sound(2, 3))
+    happened = read_units(session, 5)
+    session.close()
+    happened += session.happenings()
+    assert [one.unit for one in happened if isinstance(one, UnitDecided)] == [0, 1, 2, 3, 4]
+    assert sum(isinstance(one, SettingsChanged) for one in happened) == 1
+    assert [type(one) for one in (happened[0], happened[-1])] == [SessionOpened, SessionEnded]

@@ -56,6 +56,10 @@ class AsyncSession:
         """As `Sender.send_text`."""
         self._sender.send_text(text)
 
+    def change(self, config: SessionConfig, reference: Samples, voice: VoicePrompt) -> None:
+        """As `Sender.change`. reference: as of `AsyncEngine.open`."""
+        self._sender.change(config, torch.from_numpy(reference), voice)
+
     def wish(self, wish: Wish) -> None:
         """As `Sender.wish`."""
         self._sender.wish(wish)

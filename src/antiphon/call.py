@@ -35,13 +35,20 @@ class UnitResult:
 class MovedCall:
     """All that a call needs to go on in another engine; an answer that is being spoken ends with the move.
 
-    num_units: decided so far. turn: of the next answer.
+    num_units: decided so far. turn: of the next answer. queued_to_samples: where its listener's queue ends.
     """
 
     session: SessionConfig
     retained: Retained
     num_units: int
     turn: int
+    queued_to_samples: int
+
+    def under(self, session: SessionConfig, reference: Tensor) -> MovedCall:
+        """The same past under other settings; the seed stays. reference: as of `Engine.begin`."""
+        settings = replace(self.retained.session, reference=reference)
+        session = replace(session, seed=self.session.seed)
+        return replace(self, session=session, retained=replace(self.retained, session=settings))
 
 
 TellMoved = Callable[[MovedCall | AntiphonError], None]
@@ -127,6 +134,11 @@ class CallRecord:
     def now_s(self) -> float:
         """On the call's input clock: what was decided so far."""
         return self.num_units * UNIT_S
+
+    @property
+    def is_answering(self) -> bool:
+        """The model is at an answer, or a part of one has not been spoken yet."""
+        return self.is_saying or bool(self.unspoken)
 
     def next_address(self) -> Address:
         """Of the next message to the thinker."""

@@ -49,6 +49,7 @@ from antiphon.core.messages import (
     Retain,
     Surveyed,
 )
+from antiphon.core.playback import PlaybackClock
 from antiphon.counts import EngineCounts, Surveys
 from antiphon.errors import AntiphonError, CallEnded, ConfigError, EngineStopped, InputError, InternalError
 from antiphon.happenings import Happening, opening_event
@@ -124,8 +125,9 @@ class Engine:
     def end_all(self, error: AntiphonError) -> None:
         """End all calls, also those that other threads are about to begin; nobody is left waiting."""
         death, self._death = self._death, error
-        for record in list(self._calls.values()):
-            self._end(record, error)
+        while self._calls:
+            # Whoever is told so may close others.
+            self._end(next(iter(self._calls.values())), error)
         while not self._inbox.empty():
             item = self._inbox.get()
             if not isinstance(item, FromThinker | FromTalker | FromCode2Wav):
@@ -171,11 +173,16 @@ class Engine:
 
         Its context is computed anew from what was retained of it.
         """
-        record = self._new_record(session_id, moved.session, listener)
-        record.num_units, record.turn = moved.num_units, moved.turn
-        reference, deadline_s = moved.retained.session.reference, record.opened_s + UNIT_S
-        settings = stage_settings(record.key, moved.session, reference, voice, deadline_s)
-        return self._begin(record, settings, moved.retained.for_session(settings.thinker))
+        return self._go_on(self._new_record(session_id, moved.session, listener), moved, voice)
+
+    def succeed(
+        self, record: CallRecord, moved: MovedCall, voice: VoicePrompt, listener: Callable[[Happening], None]
+    ) -> Call:
+        """Go on with a call beside itself, under its own name, so that it can be closed once its successor is open.
+
+        Parameters as of `resume`.
+        """
+        return self._go_on(self._record(record.session_id, moved.session, listener), moved, voice)
 
     def retain(self, record: CallRecord, tell: TellMoved) -> None:
         """Ask for all that the call needs to go on elsewhere, after the seconds that are on their way; it stays open.
@@ -187,7 +194,12 @@ class Engine:
         self._stages.thinker.send(Retain(address, self._clock.now_s()))
 
     def hear(self, record: CallRecord, heard: UnitInput) -> Second:
-        """Send a second of a call on its way. Raises: InputError if the call was closed, or what it failed with."""
+        """Send a second of a call on its way.
+
+        Raises: InputError if the call is not open yet or was closed, or what it failed with.
+        """
+        if record.phase is CallPhase.OPENING:
+            raise InputError(f"the call {record.session_id!r} is still opening; wait for SessionOpened")
         if record.phase is CallPhase.ENDED:
             assert record.error is not None, f"{record.key} ended for no reason"
             if not isinstance(record.error, CallEnded):
@@ -209,7 +221,7 @@ class Engine:
         Queued speech is void, talker and vocoder forget the turn, and the thinker closes it in the context: what was
         said until now stays there. Returns None if nothing was being said or played.
         """
-        is_heard = record.is_saying or bool(record.unspoken)
+        is_heard = record.is_answering
         num_void_samples = record.playback.cut(record.now_s)
         if record.phase is not CallPhase.OPEN or not (is_heard or num_void_samples or record.undecided):
             return None
@@ -286,14 +298,26 @@ class Engine:
         return [second.result() if isinstance(second, Second) else second for second in on_their_way]
 
     def _new_record(self, session_id: str, session: SessionConfig, listener: Callable[[Happening], None]) -> CallRecord:
-        if self._death is not None:
-            raise self._death
+        """Raises: ConfigError if a call of this name is open, or what the engine ended with."""
         if any(record.session_id == session_id for record in self._calls.values()):
             raise ConfigError(f"a session named {session_id!r} is open; end it first or take another name")
+        return self._record(session_id, session, listener)
+
+    def _record(self, session_id: str, session: SessionConfig, listener: Callable[[Happening], None]) -> CallRecord:
+        """Raises: what the engine ended with."""
+        if self._death is not None:
+            raise self._death
         # A name may come again while answers to its last owner are under way.
         key = f"{session_id} ({self._num_opened})"
         self._num_opened += 1
         return CallRecord(session_id, key, session, listener, self._clock.now_s())
+
+    def _go_on(self, record: CallRecord, moved: MovedCall, voice: VoicePrompt) -> Call:
+        record.num_units, record.turn = moved.num_units, moved.turn
+        record.playback = PlaybackClock(moved.queued_to_samples)
+        reference, deadline_s = moved.retained.session.reference, record.opened_s + UNIT_S
+        settings = stage_settings(record.key, moved.session, reference, voice, deadline_s)
+        return self._begin(record, settings, moved.retained.for_session(settings.thinker))
 
     def _begin(self, record: CallRecord, settings: StageSettings, thinker: ThinkerSession | Retained) -> Call:
         self._calls[record.key] = record
@@ -439,6 +463,14 @@ class Call:
         """Send a second on its way; the listener is told what it comes to. Raises: InputError if the call has ended."""
         self._engine.hear(self.record, heard)
 
+    def retain(self, tell: TellMoved) -> None:
+        """As `Engine.retain`."""
+        self._engine.retain(self.record, tell)
+
+    def succeed(self, moved: MovedCall, voice: VoicePrompt, listener: Callable[[Happening], None]) -> Call:
+        """As `Engine.succeed`."""
+        return self._engine.succeed(self.record, moved, voice, listener)
+
     def interrupt(self) -> TurnInterrupted | None:
         """Stop the present answer. Returns None if nothing was being said."""
         return self._engine.interrupt(self.record)
@@ -454,7 +486,8 @@ def _moved(record: CallRecord, answer: Done[UnitOutcome | Retained] | Refused | 
     if isinstance(answer, Refused):
         return answer.error
     assert isinstance(answer.result, Retained), f"what was to be retained came to {answer.result}"
-    return MovedCall(record.session, answer.result, record.num_units, answer.result.next_turn)
+    retained = answer.result
+    return MovedCall(record.session, retained, record.num_units, retained.next_turn, record.playback.end_samples)
 
 
 def _nobody(happening: Happening) -> None:

@@ -18,11 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from antiphon.changing import CallSettings, ChangingCall
 from antiphon.config import SessionConfig
 from antiphon.core.duplex import Wish
 from antiphon.core.events import InputRefused, SessionEnded, UnitDecided
 from antiphon.counts import EngineCounts
-from antiphon.engine import Call, Engine
+from antiphon.engine import Engine
 from antiphon.errors import AntiphonError, AudioError, EngineStopped, InputError, InternalError
 from antiphon.happenings import Happening
 from antiphon.models.minicpmo.audio_features import check_samples
@@ -80,6 +81,13 @@ class Sender:
         ids = self._live.engine.tokenizer.encode_plain(text)
         self._ongoing.typed.add(len(ids))
         self._live.call_soon(lambda: self._ongoing.read(ids))
+
+    def change(self, config: SessionConfig, reference: Tensor, voice: VoicePrompt) -> None:
+        """Go on under other settings, as of `LiveEngine.open`, as soon as no answer is being said.
+
+        SettingsChanged or ChangeRefused happens for each change, in order. The seed stays what it is.
+        """
+        self._live.call_soon(lambda: self._ongoing.change(CallSettings(config, reference, voice)))
 
     def wish(self, wish: Wish) -> None:
         """Say what is wanted of the next second that is complete."""
@@ -145,10 +153,11 @@ class LiveEngine:
     ) -> Ongoing:
         """As `open`, for who takes happenings in another way."""
         ongoing = Ongoing(session_id, config.max_pictures, config.max_text_tokens, tell)
+        settings = CallSettings(config, reference, voice)
 
         with self._gate:
             if self._end is None:
-                self.engine.call_soon(lambda: ongoing.open(self.engine, config, reference, voice))
+                self.engine.call_soon(lambda: ongoing.open(self.engine, settings))
             else:
                 ongoing.fail(self._end)
         return ongoing
@@ -229,11 +238,11 @@ class Ongoing:
         self.pictures: deque[Image.Image] = deque(maxlen=max_pictures)
         self._tell = tell
         self._sound = torch.empty(0)
-        self._call: Call | None = None
+        self._call: ChangingCall | None = None
 
-    def open(self, engine: Engine, config: SessionConfig, reference: Tensor, voice: VoicePrompt) -> None:
+    def open(self, engine: Engine, settings: CallSettings) -> None:
         try:
-            self._call = engine.begin(self.session_id, config, reference, voice, self._happened)
+            self._call = ChangingCall(engine, self.session_id, settings, self._happened)
         except AntiphonError as error:
             self.fail(error)
 
@@ -259,6 +268,10 @@ class Ongoing:
 
     def read(self, ids: tuple[int, ...]) -> None:
         self._text += ids
+
+    def change(self, settings: CallSettings) -> None:
+        if self._call is not None:
+            self._call.change(settings)
 
     def interrupt(self) -> None:
         if self._call is not None:

@@ -119,6 +119,28 @@ class SpeechLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """From here on the call goes on under the settings that were asked for last, with the past that their window holds.
+
+    num_context_tokens: of that past and the new prompt. took_ms: that it took, opening included.
+    """
+
+    at_s: float
+    num_context_tokens: int
+    max_context_tokens: int
+    took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRefused:
+    """The settings that were asked for cannot be had; the call goes on under those that it has."""
+
+    at_s: float
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class InputRefused:
     """Something that the caller sent could not be used or was lost; the call goes on without it.
 
@@ -150,6 +172,8 @@ Event = (
     | TurnInterrupted
     | SpeechQueued
     | SpeechLost
+    | SettingsChanged
+    | ChangeRefused
     | InputRefused
     | SessionEnded
 )

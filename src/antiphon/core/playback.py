@@ -11,8 +11,9 @@ from antiphon.units import OUTPUT_RATE_HZ
 class PlaybackClock:
     """The one writer of a listener's timeline. Times in seconds of input, positions in output samples."""
 
-    def __init__(self) -> None:
-        self._end_samples = 0
+    def __init__(self, end_samples: int = 0) -> None:
+        """end_samples: so far something is queued already."""
+        self._end_samples = end_samples
 
     def place(self, now_s: float, num_samples: int) -> int:
         """Queue speech that becomes available at `now_s`; returns the output sample at which it starts."""
@@ -26,6 +27,10 @@ class PlaybackClock:
         num_void = max(0, self._end_samples - now_samples)
         self._end_samples -= num_void
         return num_void
+
+    @property
+    def end_samples(self) -> int:
+        return self._end_samples
 
     @property
     def end_s(self) -> float:

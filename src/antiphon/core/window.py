@@ -56,6 +56,9 @@ class WindowPolicy(Protocol):
         previous: present `previous` ids, marker included; empty before the first.
         """
 
+    def taken_over(self, previous: tuple[int, ...]) -> tuple[int, ...]:
+        """What it keeps of the `previous` text of a session that had another window until now."""
+
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
         """The most tokens that a context with this prompt ever holds, the unit in progress included."""
 
@@ -82,6 +85,9 @@ class OffWindow:
 
     def plan(self, num_tokens: int, units: Sequence[UnitRecord], previous: tuple[int, ...]) -> SlidePlan | None:
         return None
+
+    def taken_over(self, previous: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
 
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
         return self.max_tokens
@@ -122,6 +128,9 @@ class BasicWindow:
             num_dropped += 1
         return SlidePlan(num_dropped, previous) if num_dropped else None
 
+    def taken_over(self, previous: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
         return self.high_tokens + max_unit_tokens
 
@@ -160,10 +169,15 @@ class ContextWindow:
             return None
         spoken = [token for unit in units[:num_dropped] for token in unit.spoken]
         if spoken:
-            words = [*previous[len(self.marker) :], *spoken]
-            first_kept = max(0, len(words) - self.previous_max_tokens)
-            previous = (*self.marker, *words[first_kept:])
+            previous = self._newest([*previous[len(self.marker) :], *spoken])
         return SlidePlan(num_dropped, previous)
+
+    def taken_over(self, previous: tuple[int, ...]) -> tuple[int, ...]:
+        return self._newest(previous[len(self.marker) :]) if previous else ()
+
+    def _newest(self, words: Sequence[int]) -> tuple[int, ...]:
+        first_kept = max(0, len(words) - self.previous_max_tokens)
+        return (*self.marker, *words[first_kept:])
 
     def peak_tokens(self, num_prompt_tokens: int, max_unit_tokens: int) -> int:
         num_previous_tokens = len(self.marker) + self.previous_max_tokens

@@ -18,10 +18,27 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TextIO
 
-from antiphon.core.events import Event, InputRefused, SessionEnded, SessionOpened, SpeechLost, TurnInterrupted
+from antiphon.core.events import (
+    ChangeRefused,
+    Event,
+    InputRefused,
+    SessionEnded,
+    SessionOpened,
+    SettingsChanged,
+    SpeechLost,
+    TurnInterrupted,
+)
 from antiphon.server.settings import LogFormat, LogLevel
 
-TOLD_ALWAYS = (SessionOpened, SessionEnded, InputRefused, SpeechLost, TurnInterrupted)
+TOLD_ALWAYS = (
+    SessionOpened,
+    SessionEnded,
+    SettingsChanged,
+    ChangeRefused,
+    InputRefused,
+    SpeechLost,
+    TurnInterrupted,
+)
 """Other events come every second; they are for `debug`."""
 LIBRARIES = ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets")
 """Loggers that may have been given handlers of their own."""

@@ -13,9 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from antiphon.core.clock import Clock
 from antiphon.core.events import (
+    ChangeRefused,
     InputRefused,
     SessionEnded,
     SessionOpened,
+    SettingsChanged,
     SpeechLost,
     SpeechQueued,
     TurnEnded,
@@ -58,6 +60,7 @@ class Metrics:
         self.calls = self._gauge("antiphon_calls", "Calls now.", "state")
         self.calls_ended = self._counter("antiphon_calls_ended", "Calls that are over, by why.", "code")
         self.prompt_s = self._histogram("antiphon_opening_seconds", "From a call's start until it hears.")
+        self.change_s = self._histogram("antiphon_change_seconds", "From a change's start until it is in force.")
         self.units = self._counter("antiphon_units", "Seconds that were decided on.", "decision")
         self.unit_s = self._histogram(
             "antiphon_unit_seconds", "Time that a unit spent in a stage, waiting included.", "stage"
@@ -150,6 +153,10 @@ class CallWatch:
             case InputRefused(code=code, num_samples=num_samples):
                 self._metrics.errors.labels(code).inc()
                 self._metrics.lost_input_s.inc(num_samples / INPUT_RATE_HZ)
+            case SettingsChanged(took_ms=took_ms):
+                self._metrics.change_s.observe(took_ms / 1000)
+            case ChangeRefused(code=code):
+                self._metrics.errors.labels(code).inc()
             case _:
                 self._observe_speech(happening)
 

@@ -61,6 +61,16 @@ class Retained:
         """The number of its next answer; one that is being spoken is over when it moves."""
         return self.progress.turn + int(self.progress.is_speaking)
 
+    def behind(self, num_prompt_tokens: int) -> Retained:
+        """The same past behind a prompt so long; what the session's window would drop then is gone."""
+        window = self.session.window
+        previous = window.taken_over(self.previous)
+        retained = replace(self, num_prompt_tokens=num_prompt_tokens, previous=previous)
+        plan = window.plan(retained.num_tokens, [unit.record for unit in retained.units], previous)
+        if plan is None:
+            return retained
+        return replace(retained, previous=plan.previous, units=retained.units[plan.num_dropped_units :])
+
     def for_session(self, session: ThinkerSession) -> Retained:
         """The same past for a session that starts in epoch 0; an answer that is being spoken is over."""
         progress = replace(

@@ -109,8 +109,6 @@ class ThinkerStage:
         none, AudioError for its reference, ResourceExhausted if the cache may run out of blocks; nothing is held then.
         """
         session = settings.session if isinstance(settings, Retained) else settings
-        if isinstance(settings, Retained):
-            self._check_room(settings)
         prompt = self._read_prompt(session)
         source, num_shared_tokens, embeds = PromptSource.OWN, 0, self._embed(())
         stored = None
@@ -121,7 +119,11 @@ class ThinkerStage:
         else:
             embeds = self._embed_prompt(prompt, session.reference)
             num_shared_tokens = embeds.shape[0]
-        max_tokens = self._max_tokens(session, num_shared_tokens + len(prompt.private_ids))
+        num_prompt_tokens = num_shared_tokens + len(prompt.private_ids)
+        max_tokens = self._max_tokens(session, num_prompt_tokens)
+        if isinstance(settings, Retained):
+            settings = settings.behind(num_prompt_tokens)
+            self._check_room(settings, max_tokens)
         self._admit(session, prompt, max_tokens, num_shared_tokens)
         mind = self._decider.open(session, max_tokens)
         if stored is not None:
@@ -264,9 +266,8 @@ class ThinkerStage:
                 f"{max_unit_tokens}; use a sliding window for calls of any length"
             )
 
-    def _check_room(self, retained: Retained) -> None:
+    def _check_room(self, retained: Retained, max_tokens: int) -> None:
         session = retained.session
-        max_tokens = self._max_tokens(session, retained.num_prompt_tokens)
         max_unit_tokens = self._max_unit_tokens(session, session.max_pictures, session.max_text_tokens)
         if retained.num_tokens + max_unit_tokens > max_tokens:
             raise ContextLengthExceeded(
