@@ -50,4 +50,5 @@ def session_config(settings: ServerSettings, marker: tuple[int, ...]) -> Session
         max_pictures=settings.max_pictures,
         max_slices=settings.max_slices,
         max_text_tokens=settings.max_text_tokens,
+        keeps_inputs=settings.keeps_inputs,
     )

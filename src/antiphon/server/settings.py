@@ -135,6 +135,11 @@ class ServerSettings(BaseModel):
     max_slices: Count = Field(1, description="Items that a picture may be cut into besides the view.")
     max_text_tokens: Size = Field(64, description="Tokens of typed text that a call reads in a second.")
 
+    keeps_inputs: bool = Field(
+        True,
+        description="A call may change instructions, voice and window; takes 8 KiB of memory a token in its window.",
+    )
+
     host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen at.")
     port: Annotated[int, Ge(0), Le(65_535)] = Field(8000, description="Port to listen at; 0 for any that is free.")
     tls_certificate_file: OptionalFile = Field(None, description="Certificate chain; wss and https with it.")
@@ -289,7 +294,13 @@ def allowed(option: str) -> str:
                 bounds.append(f"above {bound}")
             case Le(le=bound):
                 bounds.append(f"up to {bound}")
-    names: dict[object, str] = {int: "whole number", float: "number", str: "text", tuple[str, ...]: "texts"}
+    names: dict[object, str] = {
+        bool: "true or false",
+        int: "whole number",
+        float: "number",
+        str: "text",
+        tuple[str, ...]: "texts",
+    }
     names[BatchGrid] = "whole numbers that ascend from 1"
     return " ".join([names.get(kind, "file"), *bounds])
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol, assert_never
+from typing import assert_never
 
-from antiphon.aio import Picture
+from antiphon.aio import AsyncSession, Picture
 from antiphon.core.duplex import Wish
-from antiphon.core.events import InputRefused, SessionEnded, SpeechLost, TurnInterrupted, UnitDecided, WindowSlid
+from antiphon.core.events import (
+    ChangeRefused,
+    InputRefused,
+    SessionEnded,
+    SettingsChanged,
+    SpeechLost,
+    TurnInterrupted,
+    UnitDecided,
+    WindowSlid,
+)
 from antiphon.errors import InputError
 from antiphon.happenings import Happening, Speech
 from antiphon.server.audio import Samples
@@ -69,33 +78,12 @@ from antiphon.server.realtime.answering import Answering, CancelReason
 from antiphon.server.realtime.conversation import Conversation, RequestError
 from antiphon.server.realtime.hearing import Hearing
 from antiphon.server.realtime.incoming import Incoming
-from antiphon.server.realtime.settings import AnswersWhen, Choices, Offer, changed, first_choices
+from antiphon.server.realtime.session_call import Opener, SessionCall
+from antiphon.server.realtime.settings import AnswersWhen, Offer, changed, first_choices
 from antiphon.server.realtime.vendor import VendorSide
 from antiphon.server.vad.detector import IdleTimeout, Started, Stopped, TurnEvent
 
 Events = Iterator[ServerEvent]
-
-
-class Caller(Protocol):
-    """The call of a session: `antiphon.aio.AsyncSession`."""
-
-    def send_audio(self, samples: Samples) -> None: ...
-
-    def send_picture(self, picture: Picture) -> None: ...
-
-    def send_text(self, text: str) -> None: ...
-
-    def wish(self, wish: Wish) -> None: ...
-
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Opener(Protocol):
-    """Starts the call when it is needed first, as it was chosen by then."""
-
-    def __call__(self, choices: Choices) -> Caller: ...
 
 
 class RealtimeSession:
@@ -116,8 +104,7 @@ class RealtimeSession:
     ) -> None:
         self._ids = ids
         self._offer = offer
-        self._opener = opener
-        self._call: Caller | None = None
+        self._call = SessionCall(opener)
         session = Session(id=ids.session(), model=model)
         self._choices = first_choices(session, offer, has_vendor_events=has_vendor_events)
         self._conversation = Conversation()
@@ -125,11 +112,12 @@ class RealtimeSession:
         form = self._choices.input_format.wire_format()
         self._hearing = Hearing(form, offer.max_input_samples, offer.speech_models, now_s)
         self._answering = Answering(
-            ids, self._conversation, PacingConfig(), self._answer_settings, self._hearing.take, self._interrupt
+            ids, self._conversation, PacingConfig(), self._answer_settings, self._hearing.take, self._call.interrupt
         )
         self._vendor = VendorSide(ids, session.id, self._answering)
         self._next_item_id = ids.item()
         self._was_answering = False
+        self._update_id: str | None = None  # of the client's last `session.update`, if it has one
         self.end: str | None = None
         """Why the session is over: the code of the error, or `completed`; None while it goes on."""
 
@@ -176,13 +164,15 @@ class RealtimeSession:
                 yield from self._answering.decide(happening, now_s)
             case Speech():
                 yield from self._answering.hear(happening, now_s)
-            case TurnInterrupted(turn=turn, epoch=epoch):
-                self._vendor.epoch = epoch
+            case TurnInterrupted(turn=turn):
+                self._vendor.epoch += 1
                 yield from self._answering.was_stopped(turn, now_s)
             case SpeechLost(turn=turn):
                 yield from self._answering.was_stopped(turn, now_s)
             case InputRefused():
                 yield from self._lose(happening)
+            case SettingsChanged() | ChangeRefused():
+                yield from self._settle(happening)
             case WindowSlid() if self.has_vendor_events:
                 yield from self._vendor.slid(happening)
             case SessionEnded():
@@ -207,8 +197,7 @@ class RealtimeSession:
 
     def leave(self) -> None:
         """The client has gone for good."""
-        if self._call is not None:
-            self._call.close()
+        self._call.close()
 
     def _obey(self, incoming: Incoming, now_s: float) -> Events:
         match incoming.event:
@@ -284,12 +273,8 @@ class RealtimeSession:
             yield from self._vendor.obey(event, self._choices, now_s)
             self.end = self._vendor.end
 
-    def _open(self) -> Caller:
-        if self._call is None:
-            self._call = self._opener(self._choices)
-            if self._choices.opening_text:
-                self._call.send_text(self._choices.opening_text)
-        return self._call
+    def _open(self) -> AsyncSession:
+        return self._call.open(self._choices)
 
     def _hear(self, samples: Samples, now_s: float) -> Events:
         """The client's sound, and what is detected in it."""
@@ -345,11 +330,22 @@ class RealtimeSession:
             )
 
     def _update(self, event: SessionUpdateEvent, incoming: Incoming) -> Events:
-        is_open = self._call is not None
-        self._choices = changed(self._choices, event.session, incoming.voice, self._offer, is_open=is_open)
+        self._choices = changed(self._choices, event.session, incoming.voice, self._offer, is_open=self._call.is_open)
         self._hearing.change_format(self._choices.input_format.wire_format())
         vad = self._choices.turn_detection
         self._hearing.watch(vad if isinstance(vad, ServerVad) else None)
+        self._update_id = event.event_id
+        self._call.follow(self._choices)
+        yield SessionUpdated(event_id=self._ids.event(), session=self.session)
+
+    def _settle(self, outcome: SettingsChanged | ChangeRefused) -> Events:
+        """The call is as the client wanted it, or what it was promised with `session.updated` cannot be had."""
+        if isinstance(outcome, SettingsChanged):
+            self._call.has_changed(self._choices)
+            return
+        self._choices = self._call.was_refused(self._choices)
+        error = RequestError(outcome.code, f"the call goes on as it was: {outcome.message}", "session")
+        yield self.error(error, self._update_id)
         yield SessionUpdated(event_id=self._ids.event(), session=self.session)
 
     def _commit(self) -> Events:
@@ -435,10 +431,6 @@ class RealtimeSession:
 
     def _stop(self, reason: CancelReason, now_s: float) -> Events:
         yield from self._answering.stop(reason, now_s)
-
-    def _interrupt(self) -> None:
-        if self._call is not None:
-            self._call.interrupt()
 
     def _lose(self, refused: InputRefused) -> Events:
         """A second was not heard; an answer to it will not come."""

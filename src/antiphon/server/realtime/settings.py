@@ -91,6 +91,19 @@ class Choices:
             return AnswersWhen.ASKED
         return AnswersWhen.STOPPED if isinstance(detection, ServerVad) else AnswersWhen.MODEL
 
+    def is_same_call(self, other: Choices) -> bool:
+        """Whether the call need not change from the one to the other."""
+        return self.config == other.config and self.voice is other.voice
+
+    def with_call_of(self, other: Choices) -> Choices:
+        """These, but for what the call is made of."""
+        output, others = self.session.audio.output, other.session.audio.output
+        assert output is not None, "a session has its output decided"
+        assert others is not None, "a session has its output decided"
+        audio = self.session.audio.model_copy(update={"output": output.model_copy(update={"voice": others.voice})})
+        session = self.session.model_copy(update={"instructions": other.session.instructions, "audio": audio})
+        return replace(self, session=session, config=other.config, voice=other.voice)
+
     @property
     def turn_detection(self) -> ServerVad | SemanticVad | None:
         return self._input.turn_detection
@@ -147,7 +160,13 @@ def changed(
         counts_unplayed=_counts_unplayed(choices, update),
     )
     _check_policy(new, update)
-    if is_open:
+    if is_open and new.opening_text != choices.opening_text:
+        raise RequestError(
+            "initial_user_text_update_unsupported",
+            "the call has begun; send what is to be said now as an item",
+            "session.initial_user_text",
+        )
+    if is_open and not offer.config.keeps_inputs:
         _check_fixed(choices, new)
     return new
 
@@ -282,7 +301,7 @@ def _window(choices: Choices, extra: ExtraBody, offer: Offer) -> WindowPolicy:
 
 
 def _check_fixed(before: Choices, after: Choices) -> None:
-    """Raises: RequestError for what the model has read already."""
+    """Raises: RequestError for what the model has read already, where the operator does not let calls change."""
     if after.config.prompt != before.config.prompt:
         raise RequestError(
             "instructions_update_unsupported",
