@@ -62,20 +62,6 @@ def test_a_cut_drops_what_waits_and_tells_what_may_still_be_heard() -> None:
     assert length_s(pacer.due(0.25)) == pytest.approx(0.2)
 
 
-def test_a_listener_who_ran_dry_in_the_middle_is_counted_and_one_who_waits_for_an_answer_is_not() -> None:
-    pacer = Pacer(PacingConfig())
-    pacer.queue("a", speech(0.5))
-    pacer.due(0.0)
-    pacer.queue("a", speech(0.5))
-    pacer.due(0.8)
-    assert pacer.underrun_ms == pytest.approx(300)
-    pacer.end("a")
-    pacer.due(1.0)
-    pacer.queue("b", speech(0.5))
-    pacer.due(9.0)
-    assert pacer.underrun_ms == pytest.approx(300)
-
-
 @given(
     lengths=st.lists(st.integers(0, 40_000), min_size=1, max_size=6),
     steps=st.lists(st.floats(0.0, 1.5), min_size=1, max_size=30),

@@ -49,16 +49,10 @@ class Pacer:
         self._queue: deque[_Queued] = deque()
         # When what left will have been played, on the caller's clock. In samples, so that lengths add up exactly.
         self._played_until = 0
-        self._is_speaking = False  # a piece left and its owner has not ended
-        self.underrun_ms = 0.0
 
     @property
     def is_empty(self) -> bool:
         return not self._queue
-
-    @property
-    def num_queued_samples(self) -> int:
-        return sum(len(queued.samples) for queued in self._queue)
 
     def queue(self, owner: str, samples: Samples) -> None:
         """Speech of `owner`, behind what waits."""
@@ -76,18 +70,16 @@ class Pacer:
             head = self._queue[0]
             if head.is_end:
                 self._queue.popleft()
-                self._is_speaking = False
                 pieces.append(Piece(head.owner, head.samples, is_last=True))
                 continue
             num_samples = round(self._config.delta_s * OUTPUT_RATE_HZ)
             samples, head.samples = head.samples[:num_samples], head.samples[num_samples:]
             if not len(head.samples):
                 self._queue.popleft()
-            self._leave(now, len(samples))
+            self._played_until = max(self._played_until, now) + len(samples)
             is_last = bool(self._queue) and self._queue[0].is_end and self._queue[0].owner == head.owner
             if is_last:
                 self._queue.popleft()
-                self._is_speaking = False
             pieces.append(Piece(head.owner, samples, is_last))
         return pieces
 
@@ -106,17 +98,9 @@ class Pacer:
     def cut(self, now_s: float) -> int:
         """Drop what did not leave, of all owners. Returns how many samples the listener has of it all to play still."""
         self._queue.clear()
-        self._is_speaking = False
         num_unplayed = self._num_unplayed(now_s)
         self._played_until -= num_unplayed
         return num_unplayed
 
     def _num_unplayed(self, now_s: float) -> int:
         return max(0, self._played_until - round(now_s * OUTPUT_RATE_HZ))
-
-    def _leave(self, now: int, num_samples: int) -> None:
-        """now: in samples."""
-        if self._is_speaking and now > self._played_until:
-            self.underrun_ms += 1000 * (now - self._played_until) / OUTPUT_RATE_HZ
-        self._is_speaking = True
-        self._played_until = max(self._played_until, now) + num_samples

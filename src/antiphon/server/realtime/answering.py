@@ -64,11 +64,6 @@ class Answering:
         """An answer was asked for, and the model has not begun it."""
         return self._answer is not None and self._answer.turn is None
 
-    @property
-    def underrun_ms(self) -> float:
-        """Time that the listener had nothing to play in the midst of answers."""
-        return self._pacer.underrun_ms
-
     def is_present(self, response_id: str | None) -> bool:
         """Whether the answer under way is the one of this name, or any for None."""
         return self._answer is not None and response_id in (None, self._answer.response_id)
