@@ -77,6 +77,18 @@ def known_names() -> set[str]:
     return names
 
 
+@cache
+def known_addresses() -> set[str]:
+    """Of the server: texts in the package that begin as one."""
+    sources = (path.read_text(encoding="utf-8") for path in (PACKAGE / "server").rglob("*.py"))
+    return {address for source in sources for address in re.findall(r'"(/[\w/.{}]+)"', source)}
+
+
+def is_address(word: str) -> bool:
+    """A path that ends in ID has any name there."""
+    return re.sub(r"/ID$", "/{session_id}", word.partition("?")[0]) in known_addresses()
+
+
 def members(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ...]]:
     for node in body:
         match node:
@@ -102,10 +114,12 @@ def test_every_path_and_name_in_the_text_exists(document: str) -> None:
     unknown = []
     for span in re.findall(r"`([^`]+)`", prose):
         for word in span.split():
-            if "/" in word or re.fullmatch(r"[\w.]+\.(py|md|json|yaml)", word):
+            if word.startswith("/"):
+                unknown += [] if is_address(word) else [word]
+            elif "/" in word or re.fullmatch(r"[\w.]+\.(py|md|json|yaml)", word):
                 unknown += [word] if word.rstrip("/") not in known_paths() else []
             elif word == span and (name := re.match(r"[A-Za-z_][\w.]*(?=$|\()", word)):
-                unknown += [word] if name[0] not in known_names() | known_paths() else []
+                unknown += [word] if name[0] not in known_names() | known_paths() | {"null"} else []
     assert not unknown, f"{document} names what does not exist: {unknown}"
 
 
@@ -116,7 +130,8 @@ def test_every_name_in_a_diagram_exists(document: str) -> None:
         boxes = re.findall(r'\["(.+?)"|participant \w+ as (\S+)', diagram)
         words = [line for box in boxes for line in "".join(box).split("<br/>")]
         words += re.findall(
-            r"\b[A-Z][a-z]\w*|\b\w+_\w+|\b\w+(?=\(\)|\([A-Z])", re.sub(r"\bNote\b|\bTrue\b|\bFalse\b", "", diagram)
+            r"\b[A-Z][a-z]\w*|\b(?:\w+\.)*\w+_\w+(?:\.\w+)*|\b\w+(?=\(\)|\([A-Z])",
+            re.sub(r"\bNote\b|\bTrue\b|\bFalse\b", "", diagram),
         )
         unknown += [word for word in words if word not in known_names() | known_paths()]
     assert not unknown, f"{document} draws what does not exist: {unknown}"

@@ -115,11 +115,11 @@ def sound(seed: int, loudness: float = 0.05, seconds: float = 1.0) -> str:
 
 
 @asynccontextmanager
-async def connected(url: str, query: str = "", key: str = "") -> AsyncIterator[RawClient]:
+async def connected(url: str, query: str = "", key: str = "", path: str = "/v1/realtime") -> AsyncIterator[RawClient]:
     """url: of the server, http://..."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     address = url.replace("http://", "ws://", 1)
-    async with connect(f"{address}/v1/realtime{query}", max_size=2**20, additional_headers=headers) as socket:
+    async with connect(f"{address}{path}{query}", max_size=2**20, additional_headers=headers) as socket:
         yield RawClient(socket)
 
 

@@ -187,3 +187,18 @@ def test_a_client_of_another_key_may_not_take_a_session_over(start_server: Start
 
     with start_server(build_app, api_keys_file=str(keys)) as running:
         talk(lambda: conversation(running.url))
+
+
+def test_clients_of_vllm_omni_find_their_address_and_what_they_know(running: RunningServer) -> None:
+    async def conversation() -> None:
+        async with connected(running.url, path="/v1/duplex") as first:
+            created = await begin(first)
+            await first.until("response.output_audio.delta")
+            first.cut()
+        last_seq = first.got[-1].number("server_event_seq")
+        async with connected(running.url, "?resume=1", path="/v1/duplex") as second:
+            await resume(second, created, created.text("resume_token"), last_seq)
+            assert (await second.recv()).kind == "session.resumed"
+            await second.until("response.done")
+
+    talk(conversation)

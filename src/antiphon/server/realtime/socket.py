@@ -37,9 +37,18 @@ def router(service: Service) -> APIRouter:
         if _asks(socket, "resume"):
             await _resume(service, sessions, socket)
         else:
-            await _begin(service, sessions, socket)
+            is_resumable = _asks(socket, "vendor_events") or _asks(socket, "duplex")
+            await _begin(service, sessions, socket, is_resumable=is_resumable)
+
+    async def talk_duplex(socket: WebSocket) -> None:
+        if _asks(socket, "resume"):
+            await _resume(service, sessions, socket)
+        else:
+            await _begin(service, sessions, socket, is_resumable=True)
 
     routes.add_api_websocket_route("/v1/realtime", talk)
+    # Where vLLM-Omni's clients look for it.
+    routes.add_api_websocket_route("/v1/duplex", talk_duplex)
     return routes
 
 
@@ -47,7 +56,8 @@ def _asks(socket: WebSocket, name: str) -> bool:
     return socket.query_params.get(name, "").lower() in _ON
 
 
-async def _begin(service: Service, sessions: Sessions, socket: WebSocket) -> None:
+async def _begin(service: Service, sessions: Sessions, socket: WebSocket, *, is_resumable: bool) -> None:
+    """is_resumable: for a client that knows vendors' events."""
     with ExitStack() as stack:
         refusal = stack.enter_context(service.door.enter(socket.headers))
         if refusal is not None:
@@ -58,7 +68,6 @@ async def _begin(service: Service, sessions: Sessions, socket: WebSocket) -> Non
         await socket.accept()
         attachment = Attachment(Outbox(service.limits.outbox))
         # The place is the session's from now on.
-        is_resumable = _asks(socket, "vendor_events") or _asks(socket, "duplex")
         hosted = sessions.begin(owner, stack.pop_all(), attachment, is_resumable=is_resumable)
     await _Socket(service, socket, attachment, hosted).run()
 
