@@ -317,6 +317,20 @@ def test_a_call_that_is_closed_while_it_changes_leaves_nothing(engine: Engine, n
     assert isinstance(talk.told[-1], SessionEnded)
 
 
+def test_a_change_before_the_call_is_open_comes_before_what_is_said_after_it(engine: Engine) -> None:
+    talk = Talk(engine)
+    session = replace(SESSION, duplex=DuplexConfig(num_forced_listens=3))
+    talk.call = ChangingCall(engine, "talk", settings(engine, session), talk.told.append)
+    talk.call.hear(build.second(0))
+    talk.call.change(settings(engine, replace(session, prompt=OTHER_WORDS)))
+    talk.call.hear(build.second(1))
+    talk.settle()
+    (changed,) = (at for at, told in enumerate(talk.told) if isinstance(told, SettingsChanged))
+    first, second = (at for at, told in enumerate(talk.told) if isinstance(told, UnitDecided))
+    assert first < changed < second
+    talk.close()
+
+
 def test_each_of_several_changes_is_made_in_turn(engine: Engine) -> None:
     talk = Talk.begin(engine, SESSION)
     talk.live(range(2), Wish.LISTEN)

@@ -11,11 +11,13 @@ import torch
 
 import build
 from antiphon.call import UnitResult
+from antiphon.changing import CallSettings, ChangingCall
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
-from antiphon.core.duplex import DuplexConfig
-from antiphon.core.events import TurnEnded, TurnInterrupted, TurnStarted
+from antiphon.core.duplex import DuplexConfig, Wish
+from antiphon.core.events import TurnEnded, TurnInterrupted, TurnStarted, UnitDecided
 from antiphon.core.window import BasicWindow
 from antiphon.engine import Call, Engine
+from antiphon.happenings import Happening, Speech
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
@@ -141,3 +143,26 @@ def test_another_call_does_not_notice(engine: Engine, voice: VoicePrompt) -> Non
         for call in calls:
             call.close()
     assert watched[True] == watched[False] != []
+
+
+@pytest.mark.parametrize("num_steps", [*range(0, 14), 20])
+def test_nothing_of_an_answer_is_told_after_it_was_stopped(engine: Engine, voice: VoicePrompt, num_steps: int) -> None:
+    """Also if it was stopped before anybody knew that it begins; the listener waits for no sound then."""
+    told: list[Happening] = []
+    call = ChangingCall(engine, "a", CallSettings(SESSION, torch.empty(0), voice), told.append)
+    while not engine.is_idle:
+        engine.advance()
+    call.hear(replace(build.second(0), wish=Wish.SPEAK))
+    for _ in range(num_steps):
+        if not engine.is_idle:
+            engine.advance()
+    before = len(told)
+    call.interrupt()
+    after = before + sum(isinstance(one, TurnInterrupted) for one in told[before:])
+    while not engine.is_idle:
+        engine.advance()
+    assert sum(isinstance(one, UnitDecided) for one in told) == 1, "the second was heard"
+    for happening in told[after:]:
+        assert not isinstance(happening, TurnStarted | TurnEnded | Speech), happening
+        assert not isinstance(happening, UnitDecided) or happening.said == ()
+    call.close()

@@ -250,7 +250,7 @@ def test_too_many_words_are_refused_where_they_are_sent(live: LiveEngine, voice:
 
 
 def test_a_call_changes_while_its_caller_goes_on_talking(live: LiveEngine, voice: VoicePrompt) -> None:
-    config = replace(SESSION, keeps_inputs=True)
+    config = replace(SESSION, keeps_inputs=True, duplex=DuplexConfig(num_forced_listens=3))
     session = live.open("a", config, NO_REFERENCE, voice)
     session.send_audio(sound(1, 2))
     session.change(replace(config, prompt=wrap("Be brief.")), NO_REFERENCE, voice)

@@ -165,15 +165,16 @@ class CallRecord:
         second.times = replace(second.times, thinker_ms=second.lap_ms(now_s))
         second.outcome = outcome
         self.num_units += 1
-        for event in decision_events(outcome):
+        # What was stopped before it was known is not told: nobody would hear its end.
+        valid = outcome.only_of(self.epoch)
+        for event in decision_events(valid):
             self._tell(second, event)
-        valid = tuple(handoff for handoff in outcome.handoffs if handoff.address.epoch == self.epoch)
-        for handoff in valid:
+        for handoff in valid.handoffs:
             second.num_unspoken += 1
             self.unspoken[handoff.address.epoch, handoff.address.seq] = second
             self.turn, self.is_saying = handoff.address.turn, not handoff.ends_turn
         self._finish_if_over(second)
-        return valid
+        return valid.handoffs
 
     def pronounce(self, address: Address, now_s: float) -> bool:
         """The talker is done with a handoff. Returns whether its chunk is still wanted."""

@@ -3,9 +3,9 @@
     change ─▶ no answer is being said ─▶ retain ─▶ a successor opens beside the call ─▶ it takes over
                                                 └▶ it cannot be opened: the call goes on as it was
 
-What comes while a call or its successor opens waits for whoever goes on. A call is never without one, so a change that
-does not fit costs nobody their call; it needs room for both for that time. Used in the engine's thread. Shown by
-tests/test_changing.py.
+What comes while a call or its successor opens waits, in order, for whoever goes on. A call is never without one, so a
+change that does not fit costs nobody their call; it needs room for both for that time. Used in the engine's thread.
+Shown by tests/test_changing.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ChangingCall:
         self._listener = listener
         self._wanted: deque[CallSettings] = deque()
         self._is_holding = True
-        self._held: deque[UnitInput | _Interruption] = deque()
+        self._held: deque[UnitInput | CallSettings | _Interruption] = deque()
         self._successor: Call | None = None
         self._num_calls = 0
         listen = self._new_listener()
@@ -83,8 +83,11 @@ class ChangingCall:
 
     def change(self, settings: CallSettings) -> None:
         """Go on under these settings as soon as no answer is being said."""
-        self._wanted.append(settings)
-        self._move_if_due()
+        if self._is_holding:
+            self._held.append(settings)
+        else:
+            self._wanted.append(settings)
+            self._move_if_due()
 
     def close(self) -> None:
         """As `Call.close`."""
@@ -155,10 +158,12 @@ class ChangingCall:
     def _release(self) -> None:
         """Somebody hears."""
         self._is_holding = False
-        while self._held:
+        while self._held and not self._is_holding:
             match self._held.popleft():
                 case _Interruption():
                     self._call.interrupt()
+                case CallSettings() as settings:
+                    self.change(settings)
                 case heard:
                     self._call.hear(heard)
         self._move_if_due()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core.admission import Admission
+from antiphon.core.duplex import Wish
 from antiphon.core.messages import HeardUnit, Retain
 from antiphon.core.prompts import PromptStore
 from antiphon.errors import AntiphonError, ContextLengthExceeded, PromptTooLong
@@ -252,7 +253,7 @@ class ThinkerStage:
             if isinstance(embeds, AntiphonError):
                 failed[session_id] = embeds
                 continue
-            work = self._decider.decide(state.mind, embeds, unit.deadline_s, unit.heard.wish)
+            work = self._decider.decide(state.mind, embeds, unit.deadline_s, _valid_wish(state, unit))
             self._decider.loop.add(session_id, work, unit.deadline_s)
         return failed
 
@@ -323,3 +324,9 @@ class ThinkerStage:
     def _max_unit_tokens(self, session: ThinkerSession, num_pictures: int, num_text_tokens: int) -> int:
         num_input_tokens = self._senses.num_input_tokens(num_pictures, session.max_slices, num_text_tokens)
         return num_input_tokens + session.duplex.max_output_tokens
+
+
+def _valid_wish(state: ThinkerState, unit: HeardUnit[UnitInput]) -> Wish:
+    """What is wanted of a unit. An answer that was asked for before an interruption is not begun after it."""
+    is_stale = unit.address.epoch < state.mind.epoch
+    return Wish.HOLD if is_stale and unit.heard.wish is Wish.SPEAK else unit.heard.wish

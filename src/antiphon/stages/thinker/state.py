@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PIL import Image
 from torch import Tensor
@@ -96,6 +96,12 @@ class UnitOutcome:
     num_context_blocks: int
     retained_units: tuple[int, ...]
     previous_ids: tuple[int, ...]
+
+    def only_of(self, epoch: int) -> UnitOutcome:
+        """Without what is for the talker and belongs to another epoch."""
+        said = [*zip(self.handoffs, self.texts, strict=True)]
+        own = [(handoff, text) for handoff, text in said if handoff.address.epoch == epoch]
+        return replace(self, handoffs=tuple(one for one, _ in own), texts=tuple(text for _, text in own))
 
 
 @dataclass(frozen=True, slots=True)
