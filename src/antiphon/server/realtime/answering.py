@@ -126,6 +126,11 @@ class Answering:
         self._interrupt()
         yield from self.cut(reason, now_s)
 
+    def stop_item(self, item_id: str, now_s: float) -> Events:
+        """Stop the answer that is being said as this item, if one is."""
+        if self._answer is not None and self._answer.item_id == item_id:
+            yield from self.stop("client_cancelled", now_s)
+
     def cut(self, reason: CancelReason, now_s: float) -> Events:
         """The answer under way is over here; what waits of it is dropped."""
         yield from self._stop("cancelled", StatusDetails(type="cancelled", reason=reason), now_s)
@@ -150,8 +155,7 @@ class Answering:
         self._conversation.get(item_id)
         playback = self._ledger.of_item(item_id)
         playback.check_sent(audio_end_ms, "audio_end_ms")
-        if self._answer is not None and self._answer.item_id == item_id:
-            yield from self.stop("client_cancelled", now_s)
+        yield from self.stop_item(item_id, now_s)
         playback.played_ms = audio_end_ms
         self._conversation.cut(item_id, content_index, playback.words_by(audio_end_ms))
 

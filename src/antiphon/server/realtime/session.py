@@ -250,6 +250,7 @@ class RealtimeSession:
             case ItemRetrieve(item_id=item_id):
                 yield ItemRetrieved(event_id=self._ids.event(), item=self._conversation.get(item_id))
             case ItemDelete(item_id=item_id):
+                yield from self._answering.stop_item(item_id, now_s)
                 self._conversation.delete(item_id)
                 yield ItemDeleted(event_id=self._ids.event(), item_id=item_id)
             case ItemTruncate(item_id=item_id, content_index=content_index, audio_end_ms=audio_end_ms):
