@@ -17,11 +17,42 @@ def running(start_server: StartServer) -> Iterator[RunningServer]:
         yield running
 
 
+async def create(client: RawClient, item_id: str, **fields: object) -> None:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello?"}]}
+    await client.send("conversation.item.create", item=item | fields | {"id": item_id}, event_id=f"create_{item_id}")
+
+
 async def ask(client: RawClient) -> None:
     """In a second of sound, and one more for the answer to be spoken in."""
     await client.says(1)
     await client.send("response.create")
     await client.says(1)
+
+
+@pytest.mark.parametrize("what", ["retrieve", "delete", "truncate"])
+def test_an_item_that_is_not_there_is_told_by_what_was_to_be_done_with_it(running: RunningServer, what: str) -> None:
+    async def conversation() -> None:
+        async with connected(running.url) as client:
+            cut = {"content_index": 0, "audio_end_ms": 0} if what == "truncate" else {}
+            await client.send(f"conversation.item.{what}", item_id="no", event_id="mine", **cut)
+            error = await client.error()
+            assert error.code == f"item_{what}_invalid_item_id"
+            assert (error.text("error", "event_id"), error.text("error", "param")) == ("mine", "item_id")
+
+    talk(conversation)
+
+
+def test_an_item_of_a_name_that_is_there_is_a_duplicate(running: RunningServer) -> None:
+    async def conversation() -> None:
+        async with connected(running.url) as client:
+            await create(client, "one")
+            await client.until("conversation.item.done")
+            await create(client, "one")
+            error = await client.error()
+            assert error.code == "item_create_duplicate_item_id"
+            assert error.text("error", "event_id") == "create_one"
+
+    talk(conversation)
 
 
 def test_an_answer_whose_item_is_deleted_is_not_said_any_further(running: RunningServer) -> None:
@@ -33,6 +64,8 @@ def test_an_answer_whose_item_is_deleted_is_not_said_any_further(running: Runnin
             done = await client.until("response.done")
             assert done.text("response", "status") == "cancelled"
             assert (await client.until("conversation.item.deleted")).text("item_id") == item_id
+            await client.send("conversation.item.retrieve", item_id=item_id)
+            assert (await client.error()).code == "item_retrieve_invalid_item_id"
             await ask(client)
             assert (await client.until("response.output_audio.delta")).text("item_id") != item_id
 

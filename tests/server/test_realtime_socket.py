@@ -162,10 +162,10 @@ def test_text_comes_in_and_out(address: str) -> None:
     [
         ({"type": "response.cancel"}, "response_cancel_not_active"),
         ({"type": "input_audio_buffer.commit"}, "input_audio_buffer_commit_empty"),
-        ({"type": "conversation.item.delete", "item_id": "item_no"}, "item_not_found"),
+        ({"type": "conversation.item.delete", "item_id": "item_no"}, "item_delete_invalid_item_id"),
         (
             {"type": "conversation.item.truncate", "item_id": "no", "content_index": 0, "audio_end_ms": 0},
-            "item_not_found",
+            "item_truncate_invalid_item_id",
         ),
         ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_base64"),
         ({"type": "sing"}, "unknown_event"),

@@ -47,7 +47,8 @@ class Conversation:
         """
         assert item.id is not None, "an item comes with its id"
         if any(one.id == item.id for one in self._items):
-            raise RequestError("item_exists", f"an item {item.id!r} is there already", "item.id")
+            # LiveKit, which sends an item again when it does not know whether it came, goes by this code.
+            raise RequestError("item_create_duplicate_item_id", f"an item {item.id!r} is there already", "item.id")
         match previous_item_id:
             case None:
                 index = len(self._items)
@@ -63,6 +64,11 @@ class Conversation:
     def get(self, item_id: str) -> Item:
         """Raises: RequestError if there is no such item."""
         return self._items[self._index(item_id, "item_id")]
+
+    def check_there(self, item_id: str, code: str) -> None:
+        """Raises: RequestError of this code if there is no such item."""
+        if all(item.id != item_id for item in self._items):
+            raise RequestError(code, f"there is no item {item_id!r}", "item_id")
 
     def before(self, item_id: str) -> str | None:
         """The id of the item in front of one that is there."""

@@ -85,6 +85,13 @@ from antiphon.server.vad.detector import IdleTimeout, Started, Stopped, TurnEven
 
 Events = Iterator[ServerEvent]
 
+NO_SUCH_ITEM = {
+    "conversation.item.retrieve": "item_retrieve_invalid_item_id",
+    "conversation.item.delete": "item_delete_invalid_item_id",
+    "conversation.item.truncate": "item_truncate_invalid_item_id",
+}
+"""The official codes. Pipecat goes on after the first of them and stops at any that it does not know."""
+
 
 class RealtimeSession:
     """Owns what the client sees: settings, items, the response under way. Used by one task.
@@ -246,6 +253,7 @@ class RealtimeSession:
                 assert_never(never)
 
     def _obey_about_item(self, event: ItemRetrieve | ItemDelete | ItemTruncate, now_s: float) -> Events:
+        self._conversation.check_there(event.item_id, NO_SUCH_ITEM[event.type])
         match event:
             case ItemRetrieve(item_id=item_id):
                 yield ItemRetrieved(event_id=self._ids.event(), item=self._conversation.get(item_id))
