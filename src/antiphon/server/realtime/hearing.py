@@ -58,6 +58,10 @@ class Hearing:
         """audio: base64, in the client's format. Raises: AudioError."""
         return self._decoder.decode(decode_base64(audio))
 
+    def rest(self) -> Samples:
+        """What is still held of the sound, for when nothing follows it. Raises: AudioError if it ends in a sample."""
+        return self._decoder.flush()
+
     def hear(self, samples: Samples, wish: Wish, now_s: float) -> list[TurnEvent]:
         """The client's sound. wish: of its seconds. Returns what is detected in it. Raises: RequestError."""
         self._feeder.put(samples, wish)
@@ -104,6 +108,7 @@ class Hearing:
 
     def clear(self) -> None:
         """What came and was not heard yet is forgotten."""
+        self._decoder = Decoder(self._form)
         self._feeder.clear()
         self.end_turn()
         if self._detector is not None:

@@ -239,6 +239,7 @@ class RealtimeSession:
                     self._hearing.want(Wish.LISTEN)
                 yield from self._hear(samples, now_s)
             case AudioCommit():
+                yield from self._hear(self._hearing.rest(), now_s)
                 self._hearing.commit()
                 yield from self._commit()
                 asks = event.type == "input.commit" if event.response_create is None else event.response_create
@@ -425,6 +426,7 @@ class RealtimeSession:
             settings = replace(settings, modalities=("audio",) if "audio" in options.output_modalities else ("text",))
         if options.max_output_tokens is not None:
             settings = replace(settings, max_tokens=options.max_output_tokens)
+        yield from self._hear(self._hearing.rest(), now_s)
         yield from self._answering.request(replace(settings, metadata=options.metadata))
         self._hearing.expect_no_speech()
         # What is left of the second is silence: who asks for an answer has said what there was to say.
