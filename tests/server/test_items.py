@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.server.app import build_app
-from server.raw_client import RawClient, connected, sound, talk
+from server.raw_client import RawClient, connected, talk
 from server.servers import RunningServer, StartServer
 
 
@@ -68,5 +68,47 @@ def test_an_answer_whose_item_is_deleted_is_not_said_any_further(running: Runnin
             assert (await client.error()).code == "item_retrieve_invalid_item_id"
             await ask(client)
             assert (await client.until("response.output_audio.delta")).text("item_id") != item_id
+
+    talk(conversation)
+
+
+def test_calls_of_tools_in_a_history_keep_their_place(running: RunningServer) -> None:
+    async def conversation() -> None:
+        async with connected(running.url) as client:
+            call = {"type": "function_call", "id": "call", "call_id": "c", "name": "hours", "arguments": "{}"}
+            found = {"type": "function_call_output", "id": "found", "call_id": "c", "output": "Until six."}
+            for item in (call, found):
+                await client.send("conversation.item.create", item=item)
+            added = [await client.until("conversation.item.added") for _ in range(2)]
+            assert [event.text("item", "type") for event in added] == ["function_call", "function_call_output"]
+            assert added[1].text("previous_item_id") == "call"
+
+    talk(conversation)
+
+
+TOOL = {"type": "function", "name": "hours", "parameters": {"type": "object", "properties": {}}}
+
+
+def test_tools_may_be_offered_and_the_session_says_that_it_has_none(running: RunningServer) -> None:
+    async def conversation() -> None:
+        async with connected(running.url) as client:
+            await client.send("session.update", session={"type": "realtime", "tools": [TOOL], "tool_choice": "auto"})
+            session = (await client.until("session.updated")).fields["session"]
+            assert isinstance(session, dict)
+            assert session["tools"] == []
+            await client.send("response.create", response={"tools": [TOOL], "tool_choice": "none"})
+            await client.until("response.created")
+
+    talk(conversation)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "hours"}])
+def test_a_tool_that_has_to_be_called_is_refused(running: RunningServer, choice: object) -> None:
+    async def conversation() -> None:
+        async with connected(running.url) as client:
+            await client.send("session.update", session={"type": "realtime", "tool_choice": choice})
+            assert (await client.error()).code == "tools_unsupported"
+            await client.send("response.create", response={"tool_choice": choice})
+            assert (await client.error()).text("error", "param") == "response.tool_choice"
 
     talk(conversation)

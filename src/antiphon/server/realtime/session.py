@@ -46,6 +46,8 @@ from antiphon.server.events.client import (
 from antiphon.server.events.ids import Ids
 from antiphon.server.events.items import (
     AssistantMessage,
+    FunctionCall,
+    FunctionCallOutput,
     InputAudio,
     InputImage,
     InputText,
@@ -79,7 +81,7 @@ from antiphon.server.realtime.conversation import Conversation, RequestError
 from antiphon.server.realtime.hearing import Hearing
 from antiphon.server.realtime.incoming import Incoming
 from antiphon.server.realtime.session_call import Opener, SessionCall
-from antiphon.server.realtime.settings import AnswersWhen, Offer, changed, first_choices
+from antiphon.server.realtime.settings import AnswersWhen, Offer, changed, check_tool_choice, first_choices
 from antiphon.server.realtime.vendor import VendorSide
 from antiphon.server.vad.detector import IdleTimeout, Started, Stopped, TurnEvent
 
@@ -369,8 +371,8 @@ class RealtimeSession:
     def _create_item(self, event: ItemCreate, pictures: tuple[Picture, ...], now_s: float) -> Events:
         item_id = self._ids.item() if event.item.id is None else event.item.id
         item = event.item.model_copy(update={"id": item_id})
-        if not isinstance(item, UserMessage | SystemMessage | AssistantMessage):
-            raise RequestError("tools_unsupported", "this model calls no tools; send messages", "item.type")
+        if not isinstance(item, UserMessage | SystemMessage | AssistantMessage | FunctionCall | FunctionCallOutput):
+            raise RequestError("tools_unsupported", "this model calls no tools of other servers", "item.type")
         sounds = self._read_parts(item)
         kept = _without_files(item)
         previous = self._conversation.insert(kept, event.previous_item_id)
@@ -396,11 +398,19 @@ class RealtimeSession:
         ]
 
     def _read(self, item: Item) -> None:
-        """Let the model read the words in an item. What it said itself it remembers, or never said."""
-        if isinstance(item, UserMessage | SystemMessage):
-            words = [part.text for part in item.content if isinstance(part, InputText)]
-            if words:
-                self._open().send_text("\n".join(words))
+        """Let the model read the words in an item. What it said itself it remembers, or never said.
+
+        What a tool found for another model is as good as typed.
+        """
+        match item:
+            case UserMessage(content=parts) | SystemMessage(content=parts):
+                words = "\n".join(part.text for part in parts if isinstance(part, InputText))
+            case FunctionCallOutput(output=words):
+                pass
+            case _:
+                words = ""
+        if words:
+            self._open().send_text(words)
 
     def _tell_item(self, item: Item, previous: str | None) -> Events:
         yield ItemAdded(event_id=self._ids.event(), previous_item_id=previous, item=item)
@@ -408,8 +418,7 @@ class RealtimeSession:
 
     def _create_response(self, options: ResponseOptions, now_s: float) -> Events:
         self._answering.check_free()
-        if options.tools:
-            raise RequestError("tools_unsupported", "this model calls no tools; send none", "response.tools")
+        check_tool_choice(options.tool_choice, "response.tool_choice")
         if options.conversation == "none" or options.input is not None or options.prompt is not None:
             raise RequestError(
                 "response_option_unsupported",
@@ -476,7 +485,7 @@ class RealtimeSession:
         )
 
 
-def _without_files(item: UserMessage | SystemMessage | AssistantMessage) -> Item:
+def _without_files(item: Item) -> Item:
     """As it is kept and told: neither sound nor pictures."""
     if not isinstance(item, UserMessage):
         return item

@@ -1,7 +1,7 @@
 """What a client chose: its session as it sees it, and what that means for its call. Pure: a change gives new choices.
 
 What this server cannot do is refused by name; what it may ignore without harm (which model is asked for, who
-transcribes) is. Shown by tests/server/test_realtime_settings.py.
+transcribes, tools that may be called and never are) is. Shown by tests/server/test_realtime_settings.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from antiphon.server.events.session import (
     ServerVad,
     Session,
     SessionUpdate,
+    ToolChoice,
     TurnDetection,
 )
 from antiphon.server.realtime.conversation import RequestError
@@ -171,9 +172,14 @@ def changed(
     return new
 
 
+def check_tool_choice(choice: ToolChoice | None, param: str) -> None:
+    """Raises: RequestError if a tool has to be called; agents offer tools to every model, and this one calls none."""
+    if choice not in (None, "auto", "none"):
+        raise RequestError("tools_unsupported", "this model calls no tools; let tool_choice be auto or none", param)
+
+
 def _refuse(update: SessionUpdate) -> None:
-    if update.tools:
-        raise RequestError("tools_unsupported", "this model calls no tools; send none", "session.tools")
+    check_tool_choice(update.tool_choice, "session.tool_choice")
     if update.prompt is not None:
         raise RequestError("prompt_unsupported", "no prompts are stored here; send instructions", "session.prompt")
     if update.truncation not in (None, "auto"):
