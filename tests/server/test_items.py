@@ -72,6 +72,16 @@ def test_an_answer_whose_item_is_deleted_is_not_said_any_further(running: Runnin
     talk(conversation)
 
 
+@pytest.mark.parametrize("kind", ["output_text", "text", "input_text"])
+def test_an_answer_that_a_client_writes_may_be_called_text_of_any_kind(running: RunningServer, kind: str) -> None:
+    async def conversation() -> None:
+        async with connected(running.url) as client:
+            await create(client, "one", role="assistant", content=[{"type": kind, "text": "Until six."}])
+            assert (await client.until("conversation.item.done")).text("item", "role") == "assistant"
+
+    talk(conversation)
+
+
 def test_calls_of_tools_in_a_history_keep_their_place(running: RunningServer) -> None:
     async def conversation() -> None:
         async with connected(running.url) as client:

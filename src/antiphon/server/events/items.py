@@ -47,9 +47,9 @@ class InputImage(_Part):
 
 
 class OutputText(_Part):
-    """Pipecat and older clients write `text`."""
+    """Pipecat and older clients write `text`, and Pipecat `input_text` in an answer that it adds later."""
 
-    type: Literal["output_text", "text"] = "output_text"
+    type: Literal["output_text", "text", "input_text"] = "output_text"
     text: str
 
 
