@@ -136,8 +136,12 @@ class Answering:
         yield from self._stop("cancelled", StatusDetails(type="cancelled", reason=reason), now_s)
 
     def was_stopped(self, turn: int, now_s: float) -> Events:
-        """The engine stopped a turn. Of one that the client stopped, this comes when the next may have begun."""
-        if self._answer is not None and self._answer.turn == turn:
+        """The engine stopped a turn, and no sound of those before it comes any more; words of them may have.
+
+        Of one that the client stopped, this comes when the next may have begun.
+        """
+        self._void_turn = max(self._void_turn, turn)
+        if self._answer is not None and self._answer.turn is not None and self._answer.turn <= turn:
             yield from self.cut("turn_detected", now_s)
 
     def fail(self, code: str, message: str) -> Events:
