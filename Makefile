@@ -1,4 +1,5 @@
-# make demo   install, write the tiny checkpoint, play the shipped recording as a call, write out.wav
+# make demo   install, write the tiny checkpoint, serve it until it is interrupted
+# make call   play the shipped recording to the tiny checkpoint as a call, write out.wav; no server needed
 # make test   install what the tests need and run them all
 # make bench  one hour of call on the tiny checkpoint: first and last hundred units
 
@@ -7,11 +8,14 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test bench clean
+PORT ?= 8000
 
-demo: .venv/installed
-	rm -rf build/tiny
-	$(BIN)/antiphon tiny build/tiny
+.PHONY: demo call test bench clean
+
+demo: build/tiny
+	exec $(BIN)/antiphon serve --model build/tiny --max-calls 8 --port $(PORT)
+
+call: build/tiny
 	$(BIN)/antiphon run examples/caller.flac -o out.wav --model build/tiny --high 400 --low 300
 
 test: .venv/installed-test
@@ -20,10 +24,14 @@ test: .venv/installed-test
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: .venv/installed
+bench: build/tiny
+	$(BIN)/python -m antiphon.bench.long_call build/tiny --units 3600
+
+# Anew each time: what writes it may have changed.
+.PHONY: build/tiny
+build/tiny: .venv/installed
 	rm -rf build/tiny
 	$(BIN)/antiphon tiny build/tiny
-	$(BIN)/python -m antiphon.bench.long_call build/tiny --units 3600
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
