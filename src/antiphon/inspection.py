@@ -113,8 +113,10 @@ def needs_of_sessions(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNee
     peak_tokens = session.window.peak_tokens(engine.max_prompt_tokens, _unit_tokens(config, session))
     context = CacheConfig.for_tokens(peak_tokens, NUM_SEGMENTS)
     turn = turn_cache(config.talker.max_position_tokens)
+    inputs_bytes = config.thinker.decoder.hidden_size * dtype.itemsize
     needs = [
         CacheNeed("thinker KV", "session", _cache_bytes(config.thinker.decoder, context, dtype)),
+        CacheNeed("kept inputs", "session that may change", peak_tokens * inputs_bytes),
         CacheNeed("audio encoder KV", "session", _audio_bytes(config, dtype)),
         CacheNeed("flow", "listening session", 0),
         CacheNeed("talker KV", "speaking session", _cache_bytes(config.talker.decoder, turn, dtype)),
