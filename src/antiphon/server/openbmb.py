@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -27,6 +28,10 @@ from antiphon.core.events import InputRefused, SessionEnded, SessionOpened, Unit
 from antiphon.errors import AntiphonError, AudioError, InputError
 from antiphon.happenings import Happening, Speech
 from antiphon.models.minicpmo.prompt import wrap
+from antiphon.server.auth import NORMAL_CLOSURE, POLICY_VIOLATION, TRY_AGAIN_LATER
+from antiphon.server.client_socket import ClientSocket
+from antiphon.server.events.session import Instructions
+from antiphon.server.outbox import SlowReaderError
 from antiphon.server.service import Samples, Service
 from antiphon.units import INPUT_RATE_HZ, OUTPUT_SAMPLES_PER_UNIT, UNIT_SAMPLES
 from antiphon.voices import PreparedVoice
@@ -52,7 +57,7 @@ class PrepareConfig(_Message):
 
 class Prepare(_Message):
     type: Literal["prepare"]
-    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    system_prompt: Instructions = DEFAULT_SYSTEM_PROMPT
     ref_audio_base64: str | None = None
     tts_ref_audio_base64: str | None = None
     ref_audio_path: str | None = None
@@ -89,7 +94,8 @@ def router(service: Service) -> APIRouter:
             if refusal is not None:
                 await refusal.deny(socket)
                 return
-            await _Connection(service, socket, session_id).run()
+            await socket.accept()
+            await _Connection(service, ClientSocket(socket), session_id).run()
 
     routes.add_api_websocket_route("/ws/duplex/{session_id}", talk)
     return routes
@@ -108,44 +114,59 @@ class _Unit:
 class _Connection:
     """One client from its first message to its last. Owns the call."""
 
-    def __init__(self, service: Service, socket: WebSocket, session_id: str) -> None:
+    def __init__(self, service: Service, client: ClientSocket, session_id: str) -> None:
         self._service = service
-        self._socket = socket
+        self._client = client
         self._session_id = session_id
+        self._call: AsyncSession | None = None
         self._sent: deque[_Unit] = deque()  # in order; the first of them are decided
         self._happenings: AsyncIterator[Happening] | None = None
         self._pause_ends_s: float | None = None  # on the event loop's clock
 
     async def run(self) -> None:
-        await self._socket.accept()
-        await self._tell({"type": "queue_done"})  # nobody queues: who finds no room is told so by `prepare`
-        call: AsyncSession | None = None
         try:
-            call = await self._prepare()
-            if call is not None:
-                async with asyncio.TaskGroup() as tasks:
-                    listening = tasks.create_task(self._listen(call))
-                    tasks.create_task(self._report(listening))
+            await self._talk()
         except* WebSocketDisconnect:
             pass  # the client has gone, and its call goes with it
+        except* SlowReaderError:
+            self._service.metrics.count_error(SlowReaderError.code)
+            await self._client.close(POLICY_VIOLATION)
         finally:
-            if call is not None:
-                call.close()
+            if self._call is not None:
+                self._call.close()
 
-    async def _prepare(self) -> AsyncSession | None:
-        """Open the call that the first message asks for; None if it could not be opened, which was told."""
-        while True:
-            match await self._receive():
-                case Prepare() as asked:
-                    break
-                case Simple(type="client_diagnostic"):
-                    continue
-                case None:
-                    continue
-                case other:
-                    await self._error(f"{other.type} comes before prepare")
+    async def _talk(self) -> None:
+        await self._tell({"type": "queue_done"})  # nobody queues: who finds no room is told so by `prepare`
+        asked = await self._asked()
+        call = None if asked is None else await self._prepare(asked)
+        if call is not None:
+            async with asyncio.TaskGroup() as tasks:
+                listening = tasks.create_task(self._listen(call))
+                tasks.create_task(self._report(listening))
+
+    async def _asked(self) -> Prepare | None:
+        """What call the client wants; None if it does not say so in time, which was told."""
         try:
-            call = self._service.open(self._config(asked), await self._voice(asked))
+            async with asyncio.timeout(self._service.limits.idle_s):
+                while True:
+                    match await self._receive():
+                        case Prepare() as asked:
+                            return asked
+                        case Simple(type="client_diagnostic"):
+                            continue
+                        case None:
+                            continue
+                        case other:
+                            await self._error(f"{other.type} comes before prepare")
+        except TimeoutError:
+            await self._tell({"type": "timeout", "reason": "prepare did not come"})
+            await self._client.close(NORMAL_CLOSURE)
+            return None
+
+    async def _prepare(self, asked: Prepare) -> AsyncSession | None:
+        """Open the call that was asked for; None if it could not be opened, which was told."""
+        try:
+            call = self._call = self._service.open(self._config(asked), await self._voice(asked))
         except AntiphonError as error:
             await self._refuse(error)
             return None
@@ -153,7 +174,7 @@ class _Connection:
         first = await anext(self._happenings)
         if isinstance(first, SessionEnded):
             await self._error(first.message)
-            await self._socket.close(1013 if first.code == "resource_exhausted" else 1008)
+            await self._client.close(TRY_AGAIN_LATER if first.code == "resource_exhausted" else POLICY_VIOLATION)
             return None
         assert isinstance(first, SessionOpened), f"a call begins with {first}"
         await self._tell(
@@ -242,7 +263,7 @@ class _Connection:
         async for happening in self._happenings:
             await self._happened(happening)
         listening.cancel()
-        await self._socket.close(1000)
+        await self._client.close(NORMAL_CLOSURE)
 
     async def _happened(self, happening: Happening) -> None:
         match happening:
@@ -267,7 +288,7 @@ class _Connection:
     async def _receive(self) -> Prepare | AudioChunk | Pause | Simple | None:
         """The next message, or None if it is none, which was told."""
         try:
-            return _CLIENT_MESSAGE.validate_json(await self._socket.receive_text())
+            return _CLIENT_MESSAGE.validate_json(await self._client.receive())
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "message"
@@ -276,13 +297,19 @@ class _Connection:
 
     async def _refuse(self, error: AntiphonError) -> None:
         await self._error(str(error))
-        await self._socket.close(1008)
+        await self._client.close(POLICY_VIOLATION)
 
     async def _error(self, message: str) -> None:
         await self._tell({"type": "error", "error": message})
 
     async def _tell(self, message: dict[str, JsonValue]) -> None:
-        await self._socket.send_json(message)
+        """Raises: SlowReaderError if the client does not read."""
+        max_age_s = self._service.limits.outbox.max_age_s
+        try:
+            async with asyncio.timeout(max_age_s):
+                await self._client.send(json.dumps(message))
+        except TimeoutError as error:
+            raise SlowReaderError(f"a message waits for more than {max_age_s} s") from error
 
 
 def _result(unit: _Unit) -> dict[str, JsonValue]:

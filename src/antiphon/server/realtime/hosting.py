@@ -166,6 +166,15 @@ class Hosted:
             self._place.close()
             if self._attachment is not None:
                 self._attachment.close(CLOSE_CODES.get(end, INTERNAL_ERROR))
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Who came back while the session ended is told what somebody who comes later is."""
+        while not self._inbox.empty():
+            came = self._inbox.get_nowait()
+            if isinstance(came, _CameBack):
+                came.attachment.outbox.put(self._session.error(_unknown_session(), None).to_json(), self._loop.time())
+                came.attachment.close(POLICY_VIOLATION)
 
     def _greet(self) -> None:
         if not self._is_resumable:
@@ -333,9 +342,7 @@ class Sessions:
         """Go on with a session on another socket. Raises: RequestError if there is none that this client may resume."""
         hosted = self._hosted.get(resume.session_id)
         if hosted is None:
-            raise RequestError(
-                "unknown_session", "no such session goes on here; it ended, or was away for too long", "session_id"
-            )
+            raise _unknown_session()
         hosted.check(resume, owner)
         hosted.come_back(attachment, resume)
         return hosted
@@ -345,3 +352,9 @@ class Sessions:
             await hosted.run()
         finally:
             del self._hosted[hosted.session_id]
+
+
+def _unknown_session() -> RequestError:
+    return RequestError(
+        "unknown_session", "no such session goes on here; it ended, or was away for too long", "session_id"
+    )

@@ -6,11 +6,12 @@ Shown by tests/server/test_realtime_socket.py.
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from antiphon.server.auth import POLICY_VIOLATION, Refusal
+from antiphon.server.client_socket import ABNORMAL_CLOSURE, ClientSocket
 from antiphon.server.events.client import EventError, SessionResume, parse
 from antiphon.server.events.ids import Ids
 from antiphon.server.events.server import ErrorDetails, ErrorEvent
@@ -24,7 +25,6 @@ FIRST_MESSAGE_S = 10.0
 """A socket that resumes says so by then."""
 FLUSH_S = 5.0
 """What was told leaves by then, after the session's end."""
-ABNORMAL_CLOSURE = 1006
 
 _ON = ("1", "true", "on")
 
@@ -69,7 +69,7 @@ async def _begin(service: Service, sessions: Sessions, socket: WebSocket, *, is_
         attachment = Attachment(Outbox(service.limits.outbox))
         # The place is the session's from now on.
         hosted = sessions.begin(owner, stack.pop_all(), attachment, is_resumable=is_resumable)
-    await _Socket(service, socket, attachment, hosted).run()
+    await _Socket(service, ClientSocket(socket), attachment, hosted).run()
 
 
 async def _resume(service: Service, sessions: Sessions, socket: WebSocket) -> None:
@@ -79,47 +79,37 @@ async def _resume(service: Service, sessions: Sessions, socket: WebSocket) -> No
         await owner.deny(socket)
         return
     await socket.accept()
+    client = ClientSocket(socket)
     attachment = Attachment(Outbox(service.limits.outbox))
     try:
         async with asyncio.timeout(FIRST_MESSAGE_S):
-            event = parse(await _receive(socket))
+            event = parse(await client.receive())
         if not isinstance(event, SessionResume):
             raise RequestError("invalid_session_resume", "the first message here is session.resume", "type")
         hosted = sessions.resume(event, owner, attachment)
     except WebSocketDisconnect:
         return
     except TimeoutError:
-        await _refuse(socket, RequestError("config_timeout", f"session.resume did not come in {FIRST_MESSAGE_S} s"))
+        await _refuse(client, RequestError("config_timeout", f"session.resume did not come in {FIRST_MESSAGE_S} s"))
     except (RequestError, EventError) as error:
-        await _refuse(socket, error)
+        await _refuse(client, error)
     else:
-        await _Socket(service, socket, attachment, hosted).run()
+        await _Socket(service, client, attachment, hosted).run()
 
 
-async def _receive(socket: WebSocket) -> str:
-    """The next message; a binary one is no event, and neither is an empty one. Raises: WebSocketDisconnect."""
-    message = await socket.receive()
-    if message["type"] == "websocket.disconnect":
-        raise WebSocketDisconnect(message["code"])
-    match message:
-        case {"text": str(text)}:
-            return text
-        case _:
-            return ""
-
-
-async def _refuse(socket: WebSocket, error: RequestError | EventError) -> None:
+async def _refuse(client: ClientSocket, error: RequestError | EventError) -> None:
     details = ErrorDetails(type="invalid_request_error", code=error.code, message=str(error), param=error.param)
-    await socket.send_text(ErrorEvent(event_id=Ids().event(), error=details).to_json())
-    await socket.close(POLICY_VIOLATION)
+    with suppress(WebSocketDisconnect):
+        await client.send(ErrorEvent(event_id=Ids().event(), error=details).to_json())
+    await client.close(POLICY_VIOLATION)
 
 
 class _Socket:
     """Carries messages between a socket and its session until one of them ends."""
 
-    def __init__(self, service: Service, socket: WebSocket, attachment: Attachment, hosted: Hosted) -> None:
+    def __init__(self, service: Service, client: ClientSocket, attachment: Attachment, hosted: Hosted) -> None:
         self._service = service
-        self._socket = socket
+        self._client = client
         self._attachment = attachment
         self._hosted = hosted
 
@@ -134,14 +124,14 @@ class _Socket:
             reader.cancel()
             writer.cancel()
             self._hosted.left(self._attachment)
-        if code != ABNORMAL_CLOSURE and self._socket.client_state.name == "CONNECTED":
-            await self._socket.close(code)
+        if code != ABNORMAL_CLOSURE:
+            await self._client.close(code)
 
     async def _read(self) -> None:
         """Until the client has gone."""
         try:
             while True:
-                text = await _receive(self._socket)
+                text = await self._client.receive()
                 # Taken before the message is read, so that a flood waits in the network.
                 await self._attachment.room.acquire()
                 self._hosted.said(self._attachment, await read(text, self._service.book))
@@ -153,7 +143,7 @@ class _Socket:
         outbox = self._attachment.outbox
         try:
             while True:
-                await self._socket.send_text(await outbox.next())
+                await self._client.send(await outbox.next())
                 outbox.sent()
         except WebSocketDisconnect:
             return
