@@ -16,6 +16,10 @@ settings.register_profile("antiphon", deadline=None, derandomize=True)
 settings.load_profile("antiphon")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-messages", type=int, default=1000, help="Random messages that a server has to bear.")
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny checkpoint; to be read, not changed."""

@@ -35,6 +35,8 @@ from antiphon.units import INPUT_RATE_HZ, UNIT_SAMPLES
 MAX_WAITING_SECONDS = 10
 MAX_WAITING_SAMPLES = MAX_WAITING_SECONDS * INPUT_RATE_HZ
 """Sound that may wait to be decided on; who sends faster than speech is told so."""
+MAX_TYPED_CHARACTERS = 2**16
+"""More can hardly be tokens of a few seconds, and counting those would hold up everybody."""
 
 Tell = Callable[[Happening], None]
 """Takes what happens in a call; called in the engine's thread, so it must not wait."""
@@ -77,6 +79,8 @@ class Sender:
 
         Raises: InputError if the call takes no text or too much of it would wait; nothing is sent then.
         """
+        if len(text) > MAX_TYPED_CHARACTERS:
+            raise InputError(f"{len(text)} characters came at once; at most {MAX_TYPED_CHARACTERS} may")
         # Whatever is written there is words: a special token by its name would steer the model.
         ids = self._live.engine.tokenizer.encode_plain(text)
         self._ongoing.typed.add(len(ids))

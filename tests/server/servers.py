@@ -21,14 +21,24 @@ from antiphon.server.vad.choice import speech_models
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningServer:
-    """url: http://host:port, or https. stop: what a signal does, from any thread."""
+    """url: http://host:port, or https. stop: what a signal does, from any thread. loop: the one that it runs in."""
 
     url: str
     stop: Callable[[], None]
+    loop: asyncio.AbstractEventLoop
 
     @property
     def websocket_url(self) -> str:
         return self.url.replace("http", "ws", 1)
+
+    def tasks(self) -> list[str]:
+        """What its event loop is at, in words; for any thread."""
+
+        async def look() -> list[str]:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            return [str(task.get_coro()).partition(" at ")[0] for task in others]
+
+        return asyncio.run_coroutine_threadsafe(look(), self.loop).result()
 
 
 StartServer = Callable[..., AbstractContextManager[RunningServer]]
@@ -65,7 +75,7 @@ def running_server(settings: ServerSettings, engine: Running, build_app: BuildAp
         thread.start()
         try:
             _, _, url = said.get(timeout=60).rpartition(" ")
-            yield RunningServer(url, stop)
+            yield RunningServer(url, stop, loops[0])
         finally:
             stop()
             stop()

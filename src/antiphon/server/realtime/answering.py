@@ -6,6 +6,7 @@ Shown by tests/server/test_realtime.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Literal
 
 from antiphon.core.events import TurnText, UnitDecided
@@ -175,7 +176,9 @@ class Answering:
         if answer.turn is not None:
             self._void_turn = max(answer.turn, *map(_turn, held), self._void_turn)
             if answer.is_audio:
-                self._conversation.cut(answer.item_id, 0, playback.words_by(playback.played_ms))
+                # The client may have deleted the item, or put one of its own under that name.
+                with suppress(RequestError):
+                    self._conversation.cut(answer.item_id, 0, playback.words_by(playback.played_ms))
 
     def _read(self, said: TurnText, num_tokens: int, now_s: float) -> Events:
         if said.turn <= self._void_turn:

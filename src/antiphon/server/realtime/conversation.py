@@ -71,13 +71,15 @@ class Conversation:
             raise RequestError(code, f"there is no item {item_id!r}", "item_id")
 
     def before(self, item_id: str) -> str | None:
-        """The id of the item in front of one that is there."""
-        return self._id(self._index(item_id, "item_id") - 1)
+        """The id of the item in front of one; of one that was deleted, none."""
+        for index, item in enumerate(self._items):
+            if item.id == item_id:
+                return self._id(index - 1)
+        return None
 
     def replace(self, item: Item) -> None:
-        """Put a new version in the place of an item."""
-        assert item.id is not None, "an item comes with its id"
-        self._items[self._index(item.id, "item_id")] = item
+        """Put a new version in the place of an item, unless that was deleted."""
+        self._items = [item if one.id == item.id else one for one in self._items]
 
     def delete(self, item_id: str) -> None:
         """Raises: RequestError if there is no such item."""

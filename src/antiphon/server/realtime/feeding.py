@@ -70,9 +70,14 @@ class Feeder:
         """A second was decided on, or lost."""
         self._num_ahead -= UNIT_SAMPLES
 
+    @property
+    def is_ready(self) -> bool:
+        """The call shall get something now."""
+        return bool(self._waiting) and self._num_ahead < MAX_AHEAD_SAMPLES
+
     def ready(self) -> Iterator[Samples | Wish]:
         """What the call shall get now, in order."""
-        while self._waiting and self._num_ahead < MAX_AHEAD_SAMPLES:
+        while self.is_ready:
             head = self._waiting.popleft()
             if isinstance(head, np.ndarray):
                 room = MAX_AHEAD_SAMPLES - self._num_ahead

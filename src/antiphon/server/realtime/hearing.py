@@ -134,6 +134,11 @@ class Hearing:
         """A second was decided on, or lost."""
         self._feeder.decided()
 
+    @property
+    def is_ready(self) -> bool:
+        """The call shall get something now."""
+        return self._feeder.is_ready
+
     def ready(self) -> Iterator[Samples | Wish]:
         """What the call shall get now, in order."""
         return self._feeder.ready()

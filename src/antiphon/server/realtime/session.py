@@ -153,7 +153,11 @@ class RealtimeSession:
             yield from self._obey(incoming, now_s)
         except InputError as error:
             yield self.error(error, incoming.event.event_id)
-        self._feed()
+        try:
+            self._feed()
+        except InputError as error:  # the words that the call begins with
+            yield self.error(error, incoming.event.event_id)
+            self._feed()
 
     def error(self, error: InputError, event_id: str | None) -> ServerEvent:
         """event_id: of the client's event, if it has one."""
@@ -318,11 +322,14 @@ class RealtimeSession:
             yield from self._create_response(ResponseOptions(), now_s)
 
     def _feed(self) -> None:
+        if not self._hearing.is_ready:
+            return
+        call = self._open()
         for piece in self._hearing.ready():
             if isinstance(piece, Wish):
-                self._open().wish(piece)
+                call.wish(piece)
             else:
-                self._open().send_audio(piece)
+                call.send_audio(piece)
 
     def _show(self, pictures: tuple[Picture, ...]) -> None:
         """Let the model see pictures with the present second."""

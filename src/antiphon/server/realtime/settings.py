@@ -37,6 +37,9 @@ from antiphon.voices import PreparedVoice
 
 T = TypeVar("T")
 
+MIN_TEMPERATURE = 1e-3
+"""Below it no token but the likeliest has a chance."""
+
 
 class AnswersWhen(Enum):
     """Who decides that the model answers."""
@@ -343,8 +346,9 @@ def _counts_unplayed(choices: Choices, update: SessionUpdate) -> bool:
 
 
 def _warmer(config: SessionConfig, temperature: float) -> TextSampling:
-    """No temperature at all is the likeliest token."""
-    return replace(config.text, top_k=1) if temperature == 0 else replace(config.text, temperature=temperature)
+    """Hardly any temperature is the likeliest token; divided by it, scores would be infinite."""
+    is_cold = temperature < MIN_TEMPERATURE
+    return replace(config.text, top_k=1) if is_cold else replace(config.text, temperature=temperature)
 
 
 def _first(*values: T | None) -> T:

@@ -1,0 +1,71 @@
+"""A server that keeps nothing for later, so that whatever is left after a call is a leak."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from antiphon.core.events import SessionEnded
+from antiphon.loading import Running
+from antiphon.server.app import build_app
+from antiphon.server.run import loaded
+from server.abuse.watching import Watched
+from server.servers import running_server, tiny_settings
+
+FRUGAL = {"max_stored_prompt_bytes": "0", "max_stored_voice_bytes": "0", "max_calls": "4"}
+
+KEY, NEIGHBOUR_KEY = "the fuzzer's", "the neighbour's"
+"""Calls of one key leave those of the other their places."""
+
+
+@pytest.fixture
+def two_keys(tmp_path: Path) -> str:
+    """The file of both keys."""
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n{NEIGHBOUR_KEY}\n")
+    return str(file)
+
+
+@pytest.fixture(scope="session")
+def frugal_engine(tiny_checkpoint: Path) -> Iterator[Running]:
+    said: list[str] = []
+    with loaded(tiny_settings(tiny_checkpoint, **FRUGAL), said.append) as running:
+        # The newest voice is kept anyway; from now on there is one.
+        first = running.live.open("first", running.session, torch.empty(0), running.voices.default().prompt)
+        first.close()
+        assert isinstance(list(first.happenings())[-1], SessionEnded)
+        yield running
+
+
+class StartWatched:
+    """`with start_watched(idle_s="1") as watched:`; at the end of the context nothing may be left, nothing failed."""
+
+    def __init__(self, checkpoint: Path, engine: Running, log: pytest.LogCaptureFixture) -> None:
+        self._checkpoint = checkpoint
+        self._engine = engine
+        self._log = log
+
+    def __call__(self, **options: str) -> AbstractContextManager[Watched]:
+        return self._start(options)
+
+    @contextmanager
+    def _start(self, options: dict[str, str]) -> Iterator[Watched]:
+        settings = tiny_settings(self._checkpoint, **{**FRUGAL, **options})
+        with (
+            self._log.at_level(logging.INFO),
+            running_server(settings, self._engine, lambda host: build_app(host, draw_seed=lambda: 0)) as server,
+        ):
+            watched = Watched(server, self._engine.live)
+            yield watched
+            watched.wait_until_nothing_is_left()
+            watched.check_log(self._log.records)
+
+
+@pytest.fixture
+def start_watched(tiny_checkpoint: Path, frugal_engine: Running, caplog: pytest.LogCaptureFixture) -> StartWatched:
+    return StartWatched(tiny_checkpoint, frugal_engine, caplog)

@@ -1,0 +1,92 @@
+"""A server with the measure of what it holds: what is there when nobody calls is there again when all have gone."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import httpx
+
+from antiphon.aio import AsyncSession
+from antiphon.live import LiveEngine
+from antiphon.server.journal import Journal
+from antiphon.server.outbox import Outbox
+from antiphon.server.realtime.feeding import Feeder
+from antiphon.server.realtime.hosting import Attachment, Hosted
+from antiphon.server.realtime.session import RealtimeSession
+from server.servers import RunningServer
+
+LIMIT_S = 30.0
+"""In which a server has to be rid of whoever has gone."""
+QUEUES = (AsyncSession, Outbox, Journal, Feeder, Attachment, Hosted, RealtimeSession)
+"""Where bytes of a client wait: none of these outlives its client."""
+NO_FAILURES = (
+    "Invalid UTF-8 sequence received from client.",
+    "ASGI callable returned without completing handshake.",
+)
+"""What uvicorn calls errors: a client that it closes with 1007, and a handshake that was refused with a status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a server and its engine hold. queues: objects by class. tasks: of the event loop."""
+
+    sessions: tuple[int, int, int]
+    free_blocks: int
+    unreserved_blocks: int
+    prompt_blocks: int
+    voices: int
+    turn_rooms: int
+    turns_waiting: int
+    chunks_waiting: int
+    queues: Counter[str]
+    tasks: Counter[str]
+
+
+class Watched:
+    """A running server that held nobody when this was made."""
+
+    def __init__(self, server: RunningServer, engine: LiveEngine) -> None:
+        self.server = server
+        self.url = server.url
+        self._engine = engine
+        self._before = self.held()
+
+    def held(self) -> Held:
+        counts = self._engine.survey()
+        thinker, talker, code2wav = counts.thinker.counts, counts.talker.counts, counts.code2wav.counts
+        gc.collect()
+        queues = Counter(type(one).__name__ for one in gc.get_objects() if type(one) in QUEUES)
+        return Held(
+            sessions=(counts.thinker.num_sessions, counts.talker.num_sessions, counts.code2wav.num_sessions),
+            free_blocks=thinker.num_free_blocks,
+            unreserved_blocks=thinker.num_unreserved_blocks,
+            prompt_blocks=thinker.prompts.num_blocks,
+            voices=code2wav.num_voices,
+            turn_rooms=talker.num_rooms,
+            turns_waiting=talker.num_waiting,
+            chunks_waiting=code2wav.num_due,
+            queues=queues,
+            tasks=Counter(self.server.tasks()),
+        )
+
+    def wait_until_nothing_is_left(self) -> None:
+        """Nobody calls any more."""
+        ends_s = time.monotonic() + LIMIT_S
+        while (left := self.held()) != self._before:
+            assert time.monotonic() < ends_s, f"{left} instead of {self._before}"
+        ready = httpx.get(f"{self.url}/ready").json()
+        assert ready["calls"]["now"] == 0, ready
+
+    def check_log(self, records: Iterable[logging.LogRecord]) -> None:
+        """Nothing that the server calls a failure of its own."""
+        failures = [
+            record.getMessage()
+            for record in records
+            if record.levelno >= logging.ERROR and record.getMessage() not in NO_FAILURES
+        ]
+        assert not failures, failures
