@@ -40,6 +40,22 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(look(), self.loop).result()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Its event loop does nothing inside, so that what is sent meanwhile comes to it all at once."""
+        is_paused, may_go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            is_paused.set()
+            may_go_on.wait()
+
+        self.loop.call_soon_threadsafe(pause)
+        is_paused.wait()
+        try:
+            yield
+        finally:
+            may_go_on.set()
+
 
 StartServer = Callable[..., AbstractContextManager[RunningServer]]
 """`start(build_app, **options)`, options as text."""

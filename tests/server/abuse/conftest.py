@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from antiphon.core.events import SessionEnded
 from antiphon.loading import Running
 from antiphon.server.app import build_app
 from antiphon.server.run import loaded
-from server.abuse.watching import Watched
+from server.abuse.watching import Watched, logged_failures
 from server.servers import running_server, tiny_settings
 
 FRUGAL = {"max_stored_prompt_bytes": "0", "max_stored_voice_bytes": "0", "max_calls": "4"}
@@ -45,10 +44,9 @@ def frugal_engine(tiny_checkpoint: Path) -> Iterator[Running]:
 class StartWatched:
     """`with start_watched(idle_s="1") as watched:`; at the end of the context nothing may be left, nothing failed."""
 
-    def __init__(self, checkpoint: Path, engine: Running, log: pytest.LogCaptureFixture) -> None:
+    def __init__(self, checkpoint: Path, engine: Running) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
-        self._log = log
 
     def __call__(self, **options: str) -> AbstractContextManager[Watched]:
         return self._start(options)
@@ -57,15 +55,15 @@ class StartWatched:
     def _start(self, options: dict[str, str]) -> Iterator[Watched]:
         settings = tiny_settings(self._checkpoint, **{**FRUGAL, **options})
         with (
-            self._log.at_level(logging.INFO),
+            logged_failures() as failures,
             running_server(settings, self._engine, lambda host: build_app(host, draw_seed=lambda: 0)) as server,
         ):
             watched = Watched(server, self._engine.live)
             yield watched
             watched.wait_until_nothing_is_left()
-            watched.check_log(self._log.records)
+            assert not failures, failures
 
 
-@pytest.fixture
-def start_watched(tiny_checkpoint: Path, frugal_engine: Running, caplog: pytest.LogCaptureFixture) -> StartWatched:
-    return StartWatched(tiny_checkpoint, frugal_engine, caplog)
+@pytest.fixture(scope="session")
+def start_watched(tiny_checkpoint: Path, frugal_engine: Running) -> StartWatched:
+    return StartWatched(tiny_checkpoint, frugal_engine)
