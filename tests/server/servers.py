@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -69,8 +70,10 @@ def tiny_settings(checkpoint: Path, **options: str) -> ServerSettings:
 
 
 @contextmanager
-def running_server(settings: ServerSettings, engine: Running, build_app: BuildApp) -> Iterator[RunningServer]:
-    """A server that listens, until the context ends."""
+def running_server(
+    settings: ServerSettings, engine: Running, build_app: BuildApp, send_buffer_bytes: int | None = None
+) -> Iterator[RunningServer]:
+    """A server that listens, until the context ends. send_buffer_bytes: of the system, for each connection."""
     keys = None if settings.api_keys_file is None else read_api_keys(settings.api_keys_file)
     speech = speech_models(settings.vad_model)
     said: SimpleQueue[str] = SimpleQueue()
@@ -87,6 +90,8 @@ def running_server(settings: ServerSettings, engine: Running, build_app: BuildAp
             loops[0].call_soon_threadsafe(servers[0].stop)
 
     with bound_socket(settings.host, settings.port) as listening:
+        if send_buffer_bytes is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         thread = threading.Thread(target=lambda: asyncio.run(live()), name="server")
         thread.start()
         try:

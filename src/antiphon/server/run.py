@@ -125,7 +125,7 @@ def make_server(
     door = Door(access, KeyLimits(settings.max_calls_per_key), metrics)
     surveyor = Surveyor(engine.survey, settings.survey_limit_s)
     app = build_app(Host(settings, running, speech, engine, access, door, metrics, surveyor, clock))
-    return DrainingServer(_uvicorn_config(settings, CountedBytes(app, metrics)), door, settings.drain_s, say)
+    return DrainingServer(_uvicorn_config(settings, CountedBytes(app, metrics)), door, settings, say)
 
 
 class MonotonicClock:
@@ -138,15 +138,19 @@ class MonotonicClock:
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that a first signal drains and a second one ends. Made in the event loop that runs it."""
 
-    def __init__(self, config: uvicorn.Config, door: Door, drain_s: float, say: Say) -> None:
+    def __init__(self, config: uvicorn.Config, door: Door, settings: ServerSettings, say: Say) -> None:
         super().__init__(config)
         self._door = door
-        self._drain_s = drain_s
+        self._drain_s = settings.drain_s
+        # Later than who does not read is given up, who may still be told so.
+        self._unread_s = 2 * settings.max_output_queue_s
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for listening in sockets or []:
+            _cut_unread(listening, self._unread_s)
         await super().startup(sockets)
         for listening in sockets or []:
             host, port = listening.getsockname()[:2]
@@ -176,6 +180,15 @@ class DrainingServer(uvicorn.Server):
         except TimeoutError:
             logger.warning("%d calls did not end in time", self._door.num_inside)
         self.should_exit = True
+
+
+def _cut_unread(listening: socket.socket, after_s: float) -> None:
+    """Let the system cut connections on which nothing was taken for so long, be the peer asleep or gone.
+
+    Nobody waits for them any more, but what was written there and not taken would stay for as long as the peer does.
+    """
+    if sys.platform == "linux":
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * after_s))
 
 
 class CountedBytes:
@@ -216,6 +229,8 @@ def _uvicorn_config(settings: ServerSettings, app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         ws="websockets-sansio",
         ws_max_size=settings.max_message_bytes,
+        ws_ping_interval=settings.ping_s,
+        ws_ping_timeout=settings.ping_s,
         # Sound in base64 hardly shrinks, and a small message cannot unfold to a large one.
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=CLEANUP_LIMIT_S,

@@ -155,6 +155,9 @@ class ServerSettings(BaseModel):
     vad_model: OptionalFile = Field(
         None, description="silero_vad.onnx, for clients that ask for `server_vad`; without it energy tells speech."
     )
+    ping_s: Seconds = Field(
+        20.0, description="A client is asked for a sign of life as often, and has as long to give it."
+    )
     idle_s: Seconds = Field(300.0, description="A call that sends nothing for so long is closed.")
     max_message_bytes: Count = Field(15 * MIB, description="Of one message; longer ones end the connection.")
     max_input_queue_bytes: Count = Field(32 * MIB, description="Sound of a call that may wait to be heard.")

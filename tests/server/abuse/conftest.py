@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastapi import FastAPI
 
 from antiphon.core.events import SessionEnded
 from antiphon.loading import Running
 from antiphon.server.app import build_app
-from antiphon.server.run import loaded
+from antiphon.server.run import Host, loaded
 from server.abuse.watching import Watched, logged_failures
 from server.servers import running_server, tiny_settings
 
 FRUGAL = {"max_stored_prompt_bytes": "0", "max_stored_voice_bytes": "0", "max_calls": "4"}
 
+SEND_BUFFER_BYTES = 2**16
+"""So small that a server soon sees that a client does not read."""
 KEY, NEIGHBOUR_KEY = "the fuzzer's", "the neighbour's"
 """Calls of one key leave those of the other their places."""
 
@@ -41,6 +44,10 @@ def frugal_engine(tiny_checkpoint: Path) -> Iterator[Running]:
         yield running
 
 
+def _build_app(host: Host) -> FastAPI:
+    return build_app(host, draw_seed=lambda: 0)
+
+
 class StartWatched:
     """`with start_watched(idle_s="1") as watched:`; at the end of the context nothing may be left, nothing failed."""
 
@@ -56,7 +63,7 @@ class StartWatched:
         settings = tiny_settings(self._checkpoint, **{**FRUGAL, **options})
         with (
             logged_failures() as failures,
-            running_server(settings, self._engine, lambda host: build_app(host, draw_seed=lambda: 0)) as server,
+            running_server(settings, self._engine, _build_app, SEND_BUFFER_BYTES) as server,
         ):
             watched = Watched(server, self._engine.live)
             yield watched

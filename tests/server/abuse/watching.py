@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -105,3 +107,8 @@ def logged_failures() -> Iterator[list[str]]:
         yield handler.said
     finally:
         logging.getLogger().removeHandler(handler)
+
+
+def resident_bytes() -> int:
+    """Of this process, clients and server."""
+    return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])

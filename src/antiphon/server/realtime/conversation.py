@@ -12,6 +12,8 @@ ROOT = "root"
 """Stands for the place in front of the first item."""
 MAX_ITEMS = 2048
 """Of a call that goes on for days the oldest ones are forgotten."""
+MAX_CHARACTERS = 2**22
+"""Of all items together, as JSON; the newest one stays, however long it is."""
 
 
 class RequestError(InputError):
@@ -28,6 +30,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self._items: list[Item] = []
+        self._num_characters: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -58,7 +61,11 @@ class Conversation:
                 index = self._index(previous_item_id, "previous_item_id") + 1
         self._items.insert(index, item)
         previous = self._id(index - 1)
-        del self._items[:-MAX_ITEMS]
+        self._num_characters[item.id] = len(item.model_dump_json())
+        while len(self._items) > MAX_ITEMS or sum(self._num_characters.values()) > MAX_CHARACTERS:
+            if len(self._items) == 1:
+                break
+            self._forget(0)
         return previous
 
     def get(self, item_id: str) -> Item:
@@ -83,7 +90,7 @@ class Conversation:
 
     def delete(self, item_id: str) -> None:
         """Raises: RequestError if there is no such item."""
-        del self._items[self._index(item_id, "item_id")]
+        self._forget(self._index(item_id, "item_id"))
 
     def check_spoken(self, item_id: str, content_index: int) -> None:
         """Raises: RequestError if there is no such item, or no sound of an answer there."""
@@ -101,6 +108,11 @@ class Conversation:
         content = list(item.content)
         content[content_index] = OutputAudio(transcript=heard)
         self.replace(item.model_copy(update={"content": tuple(content), "status": "incomplete"}))
+
+    def _forget(self, index: int) -> None:
+        item_id = self._items.pop(index).id
+        assert item_id is not None, "an item comes with its id"
+        del self._num_characters[item_id]
 
     def _index(self, item_id: str, param: str) -> int:
         for index, item in enumerate(self._items):
