@@ -15,6 +15,9 @@ AntiphonError
 └── InternalError            a fault of ours that one session pays for
 """
 
+import traceback
+from collections.abc import Iterator
+
 
 class AntiphonError(Exception):
     """Base of all errors here.
@@ -75,3 +78,13 @@ class EngineStopped(AntiphonError):  # noqa: N818 - as above
 
 class InternalError(AntiphonError):
     code = "internal_error"
+
+
+def places(error: BaseException) -> Iterator[str]:
+    """An error and what led to it, for logs: types and lines of code, newest first, and none of its words."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield type(seen).__name__
+        frames = traceback.extract_tb(seen.__traceback__)
+        yield from (f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)

@@ -12,12 +12,13 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from antiphon.errors import AntiphonError, InternalError
+from antiphon.errors import AntiphonError, InternalError, places
 from antiphon.runner.device import on_device
 from antiphon.runner.placed import Died, Loop, Stop, drive
 
@@ -41,6 +42,15 @@ class Builder(Protocol[MessageT_contra, AnswerT]):
         """Raises: AntiphonError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a child has to log; it has no log of its own, and here errors are without their words."""
+
+    logger: str
+    level: int
+    message: str
+
+
 class Separate(Generic[MessageT, AnswerT]):
     """A stage in a process of its own."""
 
@@ -51,7 +61,10 @@ class Separate(Generic[MessageT, AnswerT]):
         self._emit = emit
         self._is_stopping = False
         self._process = context.Process(
-            target=_run, args=(builder, theirs, torch.get_num_threads()), name=f"antiphon {name}", daemon=True
+            target=_run,
+            args=(builder, theirs, torch.get_num_threads(), logging.getLogger().level),
+            name=f"antiphon {name}",
+            daemon=True,
         )
         self._reader = threading.Thread(target=self._read, name=f"antiphon {name} answers", daemon=True)
 
@@ -63,7 +76,8 @@ class Separate(Generic[MessageT, AnswerT]):
         self._process.start()
         self._theirs.close()
         try:
-            first = pickle.loads(self._pipe.recv_bytes())
+            while isinstance(first := pickle.loads(self._pipe.recv_bytes()), Logged):
+                _log(first)
         except EOFError:
             first = InternalError(f"{self._process.name} ended before its stage was built")
         if isinstance(first, AntiphonError):
@@ -103,7 +117,10 @@ class Separate(Generic[MessageT, AnswerT]):
                 answer = pickle.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
                 break
-            self._emit(answer)
+            if isinstance(answer, Logged):
+                _log(answer)
+            else:
+                self._emit(answer)
         if not self._is_stopping:
             self._process.join()
             self._emit(Died(f"{self._process.name} ended with status {self._process.exitcode}"))
@@ -126,19 +143,46 @@ class _PipeInbox(Generic[MessageT]):
         return message
 
 
-def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int) -> None:
-    """What the process does. num_threads: of torch's, as in the process that started it."""
+def _log(told: Logged) -> None:
+    logging.getLogger(told.logger).log(told.level, "%s", told.message)
+
+
+class _TellingHandler(logging.Handler):
+    """Of a child: what it logs goes to whoever started it."""
+
+    def __init__(self, tell: Callable[[object], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        lines = [record.getMessage(), *(places(error) if error is not None else ())]
+        self._tell(Logged(record.name, record.levelno, "\n".join(lines)))
+
+
+def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int, log_level: int) -> None:
+    """What the process does. num_threads, log_level: of torch and of the log in the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides when it ends
     torch.set_num_threads(num_threads)
 
-    def tell(message: object) -> None:
-        pipe.send_bytes(pickle.dumps(message))
+    lock = threading.Lock()
 
+    def tell(message: object) -> None:
+        with lock:
+            pipe.send_bytes(pickle.dumps(message))
+
+    logging.getLogger().handlers = [_TellingHandler(tell)]
+    logging.getLogger().setLevel(log_level)
     try:
         loop = builder.build()
     except AntiphonError as error:
         tell(error)
         return
     tell(None)
-    with on_device(builder.device):
-        drive(loop, _PipeInbox[MessageT](pipe), tell)
+    try:
+        with on_device(builder.device):
+            drive(loop, _PipeInbox[MessageT](pipe), tell)
+    except Exception:
+        # Not left to multiprocessing, which prints an error with all its words.
+        logger.exception("the stage failed")
+        raise SystemExit(1) from None

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import TextIO
 
 from antiphon.core.events import (
@@ -28,6 +27,7 @@ from antiphon.core.events import (
     SpeechLost,
     TurnInterrupted,
 )
+from antiphon.errors import places
 from antiphon.server.settings import LogFormat, LogLevel
 
 TOLD_ALWAYS = (
@@ -125,7 +125,7 @@ class _Lines(logging.Formatter):
             return ""
         if self._has_words:
             return "".join(traceback.format_exception(record.exc_info[1])).rstrip()
-        return "\n".join(_places(record.exc_info[1]))
+        return "\n".join(places(record.exc_info[1]))
 
     def when(self, record: logging.LogRecord) -> str:
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -161,16 +161,3 @@ class _JsonLines(_Lines):
 
 def _in_one_line(text: str) -> str:
     return text.replace("\n", "\\n").replace("\r", "\\r")
-
-
-def _places(error: BaseException) -> Iterator[str]:
-    """An error and what led to it: types and lines of code, newest first."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield type(seen).__name__
-        yield from (f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in _frames(seen.__traceback__))
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-
-
-def _frames(trace: TracebackType | None) -> traceback.StackSummary:
-    return traceback.extract_tb(trace)
