@@ -47,6 +47,7 @@ class Held:
     turn_rooms: int
     turns_waiting: int
     chunks_waiting: int
+    speaking: int
     queues: Counter[str]
     tasks: Counter[str]
 
@@ -70,10 +71,11 @@ class Watched:
             free_blocks=thinker.num_free_blocks,
             unreserved_blocks=thinker.num_unreserved_blocks,
             prompt_blocks=thinker.prompts.num_blocks,
-            voices=code2wav.num_voices,
+            voices=code2wav.voices.num_voices,
             turn_rooms=talker.num_rooms,
             turns_waiting=talker.num_waiting,
             chunks_waiting=code2wav.num_due,
+            speaking=code2wav.num_speaking,
             queues=queues,
             tasks=Counter(self.server.tasks()),
         )
