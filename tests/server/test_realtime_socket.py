@@ -6,13 +6,17 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterator
 
+import httpx
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
+from websockets.exceptions import InvalidStatus
 
 from antiphon.server.app import build_app
+from server import raw_client
+from server.raw_client import connected
 from server.servers import StartServer
 
 Talk = Callable[[AsyncRealtimeConnection], Awaitable[None]]
@@ -194,3 +198,29 @@ def test_places_are_free_as_soon_as_clients_have_gone(address: str) -> None:
 
     for _ in range(6):
         run(address, talk)
+
+
+def test_a_call_whose_client_leaves_is_counted_as_ended_before_another_one_has_its_place(
+    start_server: StartServer,
+) -> None:
+    async def once(url: str) -> None:
+        async with connected(url) as client:
+            await client.until("session.created")
+            await client.says(2)
+            await client.send("response.create")
+            await client.until("response.output_audio.delta")
+
+    async def conversation(url: str) -> None:
+        await once(url)
+        while True:
+            try:
+                await once(url)
+            except InvalidStatus:
+                continue
+            break
+
+    with start_server(build_app, max_calls="1") as running:
+        raw_client.talk(lambda: conversation(running.url))
+        ended = [line for line in httpx.get(f"{running.url}/metrics").text.splitlines() if "calls_ended_total{" in line]
+    assert len(ended) == 1
+    assert ended[0].startswith('antiphon_calls_ended_total{code="completed"}')

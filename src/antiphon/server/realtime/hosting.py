@@ -38,6 +38,8 @@ from antiphon.server.realtime.settings import Choices, Offer
 from antiphon.server.service import Service
 
 MODEL_NAME = "minicpm-o-4_5"
+LAST_WORD_S = 10.0
+"""A call that was closed says that it has ended by then."""
 MAX_UNREAD = 32
 """Messages of one socket that are read and wait for their turn; more stay in the network."""
 
@@ -161,12 +163,21 @@ class Hosted:
             self._service.metrics.count_error(end)
         finally:
             self._session.leave()
-            if self._follower is not None:
-                self._follower.cancel()
-            self._place.close()
             if self._attachment is not None:
                 self._attachment.close(CLOSE_CODES.get(end, INTERNAL_ERROR))
             self._turn_away()
+            await self._hear_out()
+            self._place.close()
+
+    async def _hear_out(self) -> None:
+        """Until the call has ended too, which is counted and logged then."""
+        if self._follower is None:
+            return
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._follower
+        except TimeoutError:
+            logger.warning("a call did not end when its session did")
 
     def _turn_away(self) -> None:
         """Who came back while the session ended is told what somebody who comes later is."""
