@@ -348,6 +348,25 @@ def test_a_held_session_ends_its_turn_and_then_begins_none(
     assert talks.states[number].num_draws == num_draws
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_turn_that_is_asked_for_among_the_first_units_goes_on_to_its_end(
+    golden: Model, tokenizer: TextTokenizer, number: int
+) -> None:
+    """The units that listen whatever the model says are for who was not asked."""
+    free, early = talk(golden, tokenizer), talk(golden, tokenizer)
+    free.open(number, replace(session(number), duplex=replace(SESSION.duplex, num_forced_listens=0)))
+    early.open(number, replace(session(number), duplex=replace(SESSION.duplex, num_forced_listens=5)))
+    wish = Wish.SPEAK
+    for _ in range(40):
+        outcome = early.live(number, wish)
+        assert outcome.token_ids == free.live(number, wish).token_ids
+        wish = Wish.HOLD
+        if any(handoff.ends_turn for handoff in outcome.handoffs):
+            break
+    else:
+        raise AssertionError("the turn of this session never ends")
+
+
 def test_closing_at_any_step_gives_everything_back(golden: Model, tokenizer: TextTokenizer) -> None:
     for num_steps in range(8):
         talks = talk(golden, tokenizer)

@@ -120,8 +120,10 @@ class Decider:
         Raises: ContextLengthExceeded or ResourceExhausted; then the unit stays open and the session must end.
         """
         memory, unit, epoch = state.memory, state.num_units, state.epoch
-        is_early = unit < state.session.duplex.num_forced_listens and wish is not Wish.SPEAK
-        may_begin = wish is not Wish.LISTEN and (wish is not Wish.HOLD or state.is_turn_open)
+        # A turn that has begun in these seconds was asked for, and one that was handed on has to come to its end.
+        is_in_turn = state.is_turn_open or state.is_speaking
+        is_early = unit < state.session.duplex.num_forced_listens and wish is not Wish.SPEAK and not is_in_turn
+        may_begin = wish is not Wish.LISTEN and (wish is not Wish.HOLD or is_in_turn)
         decisions = UnitDecisions(
             self._special.duplex,
             state.session.duplex,
