@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.loading import Running
+from antiphon.server.app import build_app
 from antiphon.server.logs import LIBRARIES
 from antiphon.server.run import BuildApp, loaded
 from server.servers import RunningServer, StartServer, running_server, tiny_settings
@@ -32,6 +33,14 @@ def tiny_engine(tiny_checkpoint: Path) -> Iterator[Running]:
     said: list[str] = []
     with loaded(tiny_settings(tiny_checkpoint), said.append) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def realtime(tiny_checkpoint: Path, tiny_engine: Running) -> Iterator[str]:
+    """The address of a server whose calls all draw from the same seed."""
+    settings = tiny_settings(tiny_checkpoint)
+    with running_server(settings, tiny_engine, lambda host: build_app(host, draw_seed=lambda: 0)) as running:
+        yield running.url
 
 
 @pytest.fixture

@@ -83,6 +83,16 @@ class RawClient:
         for second in range(seconds):
             await self.send("input_audio_buffer.append", audio=sound(seed + second))
 
+    async def waits(self, seconds: int) -> None:
+        """Silence, sent at once: the call need not wait for the clock."""
+        for _ in range(seconds):
+            await self.send("input_audio_buffer.append", audio=sound(0, loudness=0))
+
+    async def asks(self, seconds: int = 8, **response: object) -> None:
+        """Ask for an answer and wait long enough for all of it."""
+        await self.send("response.create", response=response)
+        await self.waits(seconds)
+
     async def closed(self) -> int:
         """Read to the end. Returns the close code."""
         try:
