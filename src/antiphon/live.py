@@ -94,7 +94,7 @@ class Sender:
         self._live.call_soon(lambda: self._ongoing.change(CallSettings(config, reference, voice)))
 
     def wish(self, wish: Wish) -> None:
-        """Say what is wanted of the next second that is complete."""
+        """Say what is wanted of the next second that is complete; HOLD stands if nothing else is."""
         self._live.call_soon(lambda: self._ongoing.want(wish))
 
     def interrupt(self) -> None:
@@ -268,7 +268,9 @@ class Ongoing:
             self._call.hear(UnitInput(second, pictures, text, wish))
 
     def want(self, wish: Wish) -> None:
-        self._wish = wish
+        """To hold is the least that can be wanted of a second: it takes nothing else back."""
+        if wish is not Wish.HOLD or self._wish is Wish.FREE:
+            self._wish = wish
 
     def read(self, ids: tuple[int, ...]) -> None:
         self._text += ids

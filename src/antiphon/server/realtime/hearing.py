@@ -25,9 +25,13 @@ MIN_COMMIT_MS = 100
 
 
 class Hearing:
-    """Owns the sound between one client and its call. Clocks are the caller's."""
+    """Owns the sound between one client and its call. Clocks are the caller's.
+
+    wish: of every second that is heard from now on.
+    """
 
     def __init__(self, form: WireFormat, max_samples: int, models: SpeechModels, now_s: float) -> None:
+        self.wish = Wish.FREE
         self._form = form
         self._decoder = Decoder(form)
         self._models = models
@@ -62,9 +66,9 @@ class Hearing:
         """What is still held of the sound, for when nothing follows it. Raises: AudioError if it ends in a sample."""
         return self._decoder.flush()
 
-    def hear(self, samples: Samples, wish: Wish, now_s: float) -> list[TurnEvent]:
-        """The client's sound. wish: of its seconds. Returns what is detected in it. Raises: RequestError."""
-        self._feeder.put(samples, wish)
+    def hear(self, samples: Samples, now_s: float) -> list[TurnEvent]:
+        """The client's sound. Returns what is detected in it. Raises: RequestError."""
+        self._feeder.put(samples, self.wish)
         self._quiet_since_s = now_s
         self._num_samples += len(samples)
         self._uncommitted_ms += _ms(samples)
@@ -81,7 +85,7 @@ class Hearing:
 
     def hear_silence(self, now_s: float) -> None:
         """What is left of the second that was begun, or a whole one; not the client's, so that nothing counts it."""
-        self._feeder.put(np.zeros(self._feeder.num_missing_samples, np.float32), Wish.FREE)
+        self._feeder.put(np.zeros(self._feeder.num_missing_samples, np.float32), self.wish)
         self._quiet_since_s = now_s
 
     def silence_due_s(self) -> float:

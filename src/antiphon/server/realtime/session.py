@@ -294,8 +294,7 @@ class RealtimeSession:
 
     def _hear(self, samples: Samples, now_s: float) -> Events:
         """The client's sound, and what is detected in it."""
-        is_held = self._choices.answers_when is not AnswersWhen.MODEL and not self._answering.may_speak
-        for found in self._hearing.hear(samples, Wish.HOLD if is_held else Wish.FREE, now_s):
+        for found in self._hearing.hear(samples, now_s):
             yield from self._detect(found, now_s)
 
     def _detect(self, found: TurnEvent, now_s: float) -> Events:
@@ -351,6 +350,7 @@ class RealtimeSession:
     def _update(self, event: SessionUpdateEvent, incoming: Incoming) -> Events:
         self._choices = changed(self._choices, event.session, incoming.voice, self._offer, is_open=self._call.is_open)
         self._hearing.change_format(self._choices.input_format.wire_format())
+        self._hearing.wish = Wish.FREE if self._choices.answers_when is AnswersWhen.MODEL else Wish.HOLD
         vad = self._choices.turn_detection
         self._hearing.watch(vad if isinstance(vad, ServerVad) else None)
         self._update_id = event.event_id
