@@ -132,8 +132,9 @@ class Answer:
 
     @property
     def is_too_long(self) -> bool:
-        """It has all the tokens that it may have."""
-        return self.settings.max_tokens != "inf" and self.num_text_tokens >= self.settings.max_tokens
+        """It has more tokens than it may have, or all of them and is not at its end."""
+        num_wanted = self.num_text_tokens if self.is_decided else self.num_text_tokens + 1
+        return self.settings.max_tokens != "inf" and num_wanted > self.settings.max_tokens
 
     def created(self) -> ServerEvent:
         return ResponseCreated(event_id=self.ids.event(), response=self._response("in_progress", None, ()))

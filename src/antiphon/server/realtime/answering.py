@@ -56,11 +56,6 @@ class Answering:
         return self._answer is not None
 
     @property
-    def may_speak(self) -> bool:
-        """An answer was asked for or begun, and has not been decided to its end."""
-        return bool(self._held) or (self._answer is not None and not self._answer.is_decided)
-
-    @property
     def is_awaited(self) -> bool:
         """An answer was asked for, and the model has not begun it."""
         return self._answer is not None and self._answer.turn is None
@@ -91,7 +86,7 @@ class Answering:
     def hear(self, speech: Speech, now_s: float) -> Events:
         """Sound of an answer is there."""
         answer, chunk = self._answer, speech.chunk
-        if answer is None or answer.turn is None or chunk.address.turn < answer.turn:
+        if answer is None or not answer.is_audio or answer.turn is None or chunk.address.turn < answer.turn:
             return
         if chunk.address.turn > answer.turn:
             self._held.append(speech)
@@ -109,8 +104,7 @@ class Answering:
             answer = self._answer
             if answer is None or answer.response_id != piece.owner:
                 continue
-            if answer.is_audio:
-                yield from answer.sound(piece.samples, is_last=piece.is_last)
+            yield from answer.sound(piece.samples, is_last=piece.is_last)
             if piece.is_last:
                 yield from self._finish(answer, now_s)
 
@@ -198,6 +192,8 @@ class Answering:
         if answer.is_too_long:
             self._interrupt()
             yield from self._stop("incomplete", StatusDetails(type="incomplete", reason="max_output_tokens"), now_s)
+        elif answer.is_decided and not answer.is_audio:
+            yield from self._finish(answer, now_s)
 
     def _finish(self, answer: Answer, now_s: float) -> Events:
         self._answer = None
