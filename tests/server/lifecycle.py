@@ -140,6 +140,7 @@ class Told:
         self._ids.add(event.event_id)
         self.events.append(event)
         self._turn(event)
+        self._pair()
         self._item(event)
         self._answer(event)
 
@@ -162,13 +163,23 @@ class Told:
                 self._turn_id = None
             case AudioCleared():
                 self._turn_id = None
+
+    def _pair(self) -> None:
+        """What comes right behind another event, if anything does."""
         match self.events[-2:]:
-            case [AudioCommitted() as told, *rest]:
-                match rest:
-                    case [ItemAdded(item=item, previous_item_id=previous)]:
-                        assert (item.id, previous) == (told.item_id, told.previous_item_id), f"{rest} after {told}"
-                    case [_]:
-                        raise AssertionError(f"{rest} after {told}")
+            case [SpeechStopped() | TimeoutTriggered() as one, other]:
+                assert isinstance(other, AudioCommitted), f"{other} after {one}"
+            case [AudioCommitted(item_id=item_id, previous_item_id=previous) as one, other]:
+                assert isinstance(other, ItemAdded), f"{other} after {one}"
+                assert (other.item.id, other.previous_item_id) == (item_id, previous), f"{other} after {one}"
+            case [ItemAdded(item=item) as one, other] if item.id not in self._answered:
+                assert isinstance(other, ItemDone), f"{other} after {one}"
+                assert other.item == item, f"{other} after {one}"
+
+    @property
+    def _answered(self) -> set[str]:
+        """Items of answers."""
+        return {answer.item_id for answer in self.answers}
 
     def _item(self, event: ServerEvent) -> None:
         match event:
@@ -196,13 +207,11 @@ class Told:
             assert event.response.status == "in_progress", event
             self.answers.append(Answer(event.response))
             return
-        answer = self.answers[-1] if self.answers else None
-        if isinstance(event, ItemAdded | ItemDone) and (answer is None or event.item.id != answer.item_id):
-            return  # the client's
         letter = next((letter for kind, letter in LETTERS.items() if isinstance(event, kind)), None)
-        if letter is None:
+        if letter is None or (isinstance(event, ItemAdded | ItemDone) and event.item.id not in self._answered):
             return
-        assert answer is not None, f"{event} without a response"
+        assert self.answers, f"{event} without a response"
+        answer = self.answers[-1]
         assert not answer.is_done, f"{event} after the end of its response"
         answer.sentence += letter
         _read(answer, event)
