@@ -8,6 +8,7 @@ from pathlib import Path
 
 from antiphon.server.auth import REFUSALS
 from antiphon.server.metrics import Direction, Metrics
+from antiphon.server.realtime.codes import CODES
 from antiphon.server.settings import ServerSettings, allowed, as_text, options
 from fakes.clock import HandClock
 from server.calls import CALL, counts, queued
@@ -15,6 +16,7 @@ from server.calls import CALL, counts, queued
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = ("option", "allowed", "default", "what it is")
 METRICS = ("metric", "type", "labels", "what it counts")
+CODED = ("code", "what it means", "what to do", "what ends")
 REFUSED = ("code", "HTTP status", "close code", "message")
 
 
@@ -57,11 +59,16 @@ def refusals_table() -> str:
     return _table(REFUSED, [(one.code, str(one.status), str(one.close_code), one.message) for one in REFUSALS])
 
 
+def codes_table() -> str:
+    return _table(CODED, [(code, one.meaning, one.advice, one.ends.value) for code, one in CODES.items()])
+
+
 def documented() -> Iterator[tuple[str, tuple[str, ...], str]]:
     """Document, headers, and the table as it should be."""
     yield "configuration.md", OPTIONS, options_table()
     yield "operations.md", METRICS, metrics_table()
     yield "operations.md", REFUSED, refusals_table()
+    yield "protocol.md", CODED, codes_table()
 
 
 def present(document: str, headers: tuple[str, ...]) -> str:

@@ -208,7 +208,9 @@ def test_every_option_is_read_by_code() -> None:
     assert set(options()) == read
 
 
-@pytest.mark.parametrize(("document", "headers", "table"), list(documented()), ids=["options", "metrics", "refusals"])
+@pytest.mark.parametrize(
+    ("document", "headers", "table"), list(documented()), ids=["options", "metrics", "refusals", "codes"]
+)
 def test_the_documentation_has_what_the_code_has(document: str, headers: tuple[str, ...], table: str) -> None:
     assert present(document, headers) == table, "run tests/server/tables.py"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from antiphon.errors import InputError
 from antiphon.server.events.items import AssistantMessage, Item, OutputAudio
+from antiphon.server.realtime.codes import RequestCode
 
 ROOT = "root"
 """Stands for the place in front of the first item."""
@@ -19,7 +20,7 @@ MAX_CHARACTERS = 2**22
 class RequestError(InputError):
     """A request that cannot be done; the session goes on. code, param: for the client."""
 
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+    def __init__(self, code: RequestCode, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.param = param

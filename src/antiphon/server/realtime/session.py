@@ -162,10 +162,7 @@ class RealtimeSession:
     def error(self, error: InputError, event_id: str | None) -> ServerEvent:
         """event_id: of the client's event, if it has one."""
         param = error.param if isinstance(error, RequestError | EventError) else None
-        details = ErrorDetails(
-            type="invalid_request_error", code=error.code, message=str(error), param=param, event_id=event_id
-        )
-        return ErrorEvent(event_id=self._ids.event(), error=details)
+        return self._fault(error.code, str(error), param, event_id)
 
     def happened(self, happening: Happening, now_s: float) -> Events:
         """Tell the client what it should know of what happened in its call."""
@@ -363,8 +360,7 @@ class RealtimeSession:
             self._call.has_changed(self._choices)
             return
         self._choices = self._call.was_refused(self._choices)
-        error = RequestError(outcome.code, f"the call goes on as it was: {outcome.message}", "session")
-        yield self.error(error, self._update_id)
+        yield self._fault(outcome.code, f"the call goes on as it was: {outcome.message}", "session", self._update_id)
         yield SessionUpdated(event_id=self._ids.event(), session=self.session)
 
     def _commit(self) -> Events:
@@ -465,7 +461,12 @@ class RealtimeSession:
         if self._answering.is_awaited:
             yield from self._answering.fail(refused.code, refused.message)
         else:
-            yield self.error(InputError(refused.message), None)
+            yield self._fault(refused.code, refused.message, None, None)
+
+    def _fault(self, code: str, message: str, param: str | None, event_id: str | None) -> ServerEvent:
+        """Of the client's, here or in its call."""
+        details = ErrorDetails(type="invalid_request_error", code=code, message=message, param=param, event_id=event_id)
+        return ErrorEvent(event_id=self._ids.event(), error=details)
 
     def _expect_speech(self, now_s: float) -> None:
         """When an answer is over, the time of nobody speaking begins."""
