@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -323,8 +323,11 @@ def _check_done(answer: Answer, response: Response) -> None:
 
 
 @asynccontextmanager
-async def session(url: str, query: str = "", **update: object) -> AsyncIterator[RawClient]:
-    """A session that is checked as a whole at its end. update: of its settings, before anything else."""
+async def session(
+    url: str, query: str = "", settings: Mapping[str, object] | None = None, **update: object
+) -> AsyncIterator[RawClient]:
+    """A session that is checked as a whole at its end. settings, update: what it begins with."""
+    update |= settings or {}
     async with connected(url, query) as client:
         await client.until("session.created")
         if update:

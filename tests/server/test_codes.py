@@ -15,6 +15,7 @@ NEVER_IN_A_SESSION = {
     "invalid_config",  # the start of the server
     "invalid_checkpoint",  # the same
     "completed",  # no fault
+    "audio_too_large",  # a message of so much is too large itself
     "incomplete_audio_sample",  # a cut sample waits for its rest
 }
 NEVER_TOLD = {"completed", "slow_reader"}
