@@ -92,6 +92,13 @@ class AudioCommit(_Event):
     create_response: Maybe[bool] = None
     is_speech: Maybe[bool] = None
 
+    @property
+    def asks_for_response(self) -> bool:
+        for asked in (self.response_create, self.create_response):
+            if asked is not None:
+                return asked
+        return self.type == "input.commit"
+
 
 class AudioClear(_Event):
     type: Literal["input_audio_buffer.clear"]

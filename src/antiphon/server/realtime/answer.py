@@ -143,7 +143,8 @@ class Answer:
         """The model begins to answer."""
         self.turn = turn
         item = self._item("in_progress")
-        previous = self.conversation.append(item)
+        # The record has its part from the start, so that it can be cut while it is spoken.
+        previous = self.conversation.append(item.model_copy(update={"content": (self._content(),)}))
         yield OutputItemAdded(event_id=self.ids.event(), response_id=self.response_id, output_index=0, item=item)
         yield ItemAdded(event_id=self.ids.event(), previous_item_id=previous, item=item)
         yield ContentPartAdded(**self._place(), part=self._part(""))
@@ -227,9 +228,12 @@ class Answer:
         return AudioPart(transcript=text) if self.is_audio else TextPart(text=text)
 
     def _item(self, status: Literal["in_progress", "completed", "incomplete"]) -> AssistantMessage:
+        content = () if status == "in_progress" else (self._content(),)
+        return AssistantMessage(id=self.item_id, status=status, content=content)
+
+    def _content(self) -> OutputAudio | OutputText:
         text = self.playback.words
-        part = OutputAudio(transcript=text) if self.is_audio else OutputText(text=text)
-        return AssistantMessage(id=self.item_id, status=status, content=() if status == "in_progress" else (part,))
+        return OutputAudio(transcript=text) if self.is_audio else OutputText(text=text)
 
     def _response(
         self,

@@ -151,7 +151,7 @@ class Answering:
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int, now_s: float) -> Events:
         """Of an answer, only so much of its sound was heard; nothing more of it is sent. Raises: RequestError."""
-        self._conversation.get(item_id)
+        self._conversation.check_spoken(item_id, content_index)
         playback = self._ledger.of_item(item_id)
         playback.check_sent(audio_end_ms, "audio_end_ms")
         yield from self.stop_item(item_id, now_s)

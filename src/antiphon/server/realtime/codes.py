@@ -41,7 +41,6 @@ RequestCode = Literal[
     "unknown_session",
     "unknown_turn_signal",
     "unsupported_audio_format",
-    "unsupported_event",
     "unsupported_sample_rate",
     "unsupported_session_resume",
     "unsupported_turn_detection",
@@ -79,7 +78,6 @@ CODES: Mapping[str, Explanation] = {
         "no such rate, or not the session's", "see Audio; change the rate with `session.update`"
     ),
     "invalid_base64": Explanation("the audio is not base64", "encode it strictly, with padding and no spaces"),
-    "audio_too_large": Explanation("the piece of audio is too large", "send it in smaller pieces"),
     "audio_not_finite": Explanation("a float sample is infinite or no number", "send finite samples"),
     "invalid_audio": Explanation("`ref_audio` is no sound file, or too long", "send a whole wav, flac, ogg or mp3"),
     "invalid_image": Explanation(
@@ -125,7 +123,6 @@ CODES: Mapping[str, Explanation] = {
         "the call has begun, and the operator lets no call change", "set it before the first sound"
     ),
     "unknown_turn_signal": Explanation("no signal is called so", "the message has those that are known"),
-    "unsupported_event": Explanation("the event is a vendor's and does nothing here", "leave it out"),
     "unsupported_session_resume": Explanation(
         "the session was not begun as one that can be resumed", "connect with `?vendor_events=1`"
     ),

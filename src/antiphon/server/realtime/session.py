@@ -245,8 +245,7 @@ class RealtimeSession:
                 yield from self._hear(self._hearing.rest(), now_s)
                 self._hearing.commit()
                 yield from self._commit()
-                asks = event.type == "input.commit" if event.response_create is None else event.response_create
-                if asks or event.create_response:
+                if event.asks_for_response:
                     yield from self._create_response(ResponseOptions(), now_s)
             case AudioClear():
                 self._hearing.clear()

@@ -256,9 +256,8 @@ def _turn_detection(choices: Choices, update: SessionUpdate, part: AudioInput | 
         return choices.turn_detection
     match wanted:
         case None if choices.has_vendor_events or update.vendor_events:
-            return (
-                SemanticVad()
-            )  # to vLLM-Omni's clients, who ask for vendors' events, null is the model's own decision
+            # To vLLM-Omni's clients, who ask for vendors' events, null is the model's own decision.
+            return BY_MEANING
         case ServerVad():
             numbers = turn_config(wanted)
             return ServerVad(

@@ -103,7 +103,7 @@ class VendorSide:
                 known = ", ".join(BARGE_IN_SIGNALS)
                 raise RequestError("unknown_turn_signal", f"no signal is {signal!r}; known are {known}", "event")
             case other:
-                raise RequestError("unsupported_event", f"{other.type} is not supported here", "type")
+                raise AssertionError(f"{other.type} is no vendor's, or the session's own matter")
 
     def _acknowledge(self, ack: PlaybackAck, choices: Choices, now_s: float) -> Events:
         playback = self._answering.playback(ack.item_id, ack.response_id)
