@@ -37,8 +37,8 @@ def tiny_engine(tiny_checkpoint: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def realtime(tiny_checkpoint: Path, tiny_engine: Running) -> Iterator[str]:
-    """The address of a server whose calls all draw from the same seed."""
-    settings = tiny_settings(tiny_checkpoint)
+    """The address of a server whose calls all draw from the same seed, and which waits for no client that has gone."""
+    settings = tiny_settings(tiny_checkpoint, resume_s="0.01")
     with running_server(settings, tiny_engine, lambda host: build_app(host, draw_seed=lambda: 0)) as running:
         yield running.url
 

@@ -32,21 +32,22 @@ def test_words_are_spread_evenly_over_their_seconds() -> None:
     ]
 
 
-def test_words_without_sound_are_heard_when_the_answer_is_over() -> None:
+def test_words_without_sound_are_heard_with_the_rest_if_the_answer_came_whole() -> None:
     playback = spoken(("abcd", 1.0))
     playback.words += "!"
     assert playback.words_by(1000) == "abcd"
     assert playback.words_by(5000) == "abcd"
     playback.is_over = True
+    assert playback.words_by(5000) == "abcd"
+    playback.is_whole = True
     assert playback.words_by(1000) == "abcd!"
     assert playback.words_by(500) == "ab"
 
 
 def test_an_answer_without_sound_has_nothing_that_was_heard() -> None:
     playback = Playback("resp_1", "item_1", words="abcd")
-    assert playback.words_by(0) == ""
     playback.is_over = True
-    assert playback.words_by(0) == "abcd"
+    assert playback.words_by(0) == ""
 
 
 @given(

@@ -183,6 +183,20 @@ def test_of_a_truncated_answer_the_words_that_were_heard_are_kept(realtime: str)
     talk(conversation)
 
 
+def test_of_an_answer_that_ended_before_it_was_heard_no_word_is_kept(realtime: str) -> None:
+    async def conversation() -> None:
+        async with session(realtime, max_output_tokens=4) as client:
+            await client.says(1)
+            await client.asks()
+            await client.until("response.done")
+            answer = check(client.got).answers[-1]
+            assert answer.words
+            assert not answer.audio
+            assert heard_of(await retrieve(client, answer.item_id)) == ""
+
+    talk(conversation)
+
+
 def heard_of(item: dict[str, object]) -> str:
     match item["content"]:
         case [{"type": "output_audio", "transcript": str(words)}]:

@@ -171,7 +171,7 @@ class Answer:
 
     def end(self, status: End, details: StatusDetails) -> Iterator[ServerEvent]:
         """Everything that closes a response, whatever it came to."""
-        self.playback.is_over = True
+        self.playback.is_over, self.playback.is_whole = True, status == "completed"
         output: tuple[AssistantMessage, ...] = ()
         if self.turn is not None:
             text = self.playback.words

@@ -23,7 +23,10 @@ class Mark:
 
 @dataclass(slots=True)
 class Playback:
-    """One answer. words: so far. num_made, num_sent: samples. played_ms: that the listener is known to have heard."""
+    """One answer. words: so far. num_made, num_sent: samples. played_ms: that the listener is known to have heard.
+
+    is_over: nothing more of it comes. is_whole: and all of it has come.
+    """
 
     response_id: str
     item_id: str
@@ -33,6 +36,7 @@ class Playback:
     num_sent: int = 0
     played_ms: int = 0
     is_over: bool = False
+    is_whole: bool = False
 
     @property
     def made_ms(self) -> int:
@@ -55,7 +59,7 @@ class Playback:
                 share = (audio_ms - before.audio_ms) / (mark.audio_ms - before.audio_ms)
                 return self.words[: before.num_chars + round(share * (mark.num_chars - before.num_chars))]
             before = mark
-        return self.words if self.is_over else self.words[: before.num_chars]
+        return self.words if self.is_whole else self.words[: before.num_chars]
 
     def check_sent(self, audio_ms: int, param: str) -> None:
         """Raises: RequestError if so much was never sent."""
