@@ -16,7 +16,6 @@ NEVER_IN_A_SESSION = {
     "invalid_checkpoint",  # the same
     "completed",  # no fault
     "audio_too_large",  # a message of so much is too large itself
-    "incomplete_audio_sample",  # a cut sample waits for its rest
 }
 NEVER_TOLD = {"completed", "slow_reader"}
 """Ends of sessions without an error event: nothing was wrong, or the client does not read."""

@@ -60,7 +60,7 @@ def test_what_is_refused_changes_nothing() -> None:
         made.delete("no")
     refused = [(error.value.code, error.value.param) for error in (twice, nowhere, missing)]
     assert refused == [
-        ("item_exists", "item.id"),
+        ("item_create_duplicate_item_id", "item.id"),
         ("item_not_found", "previous_item_id"),
         ("item_not_found", "item_id"),
     ]

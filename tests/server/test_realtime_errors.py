@@ -53,6 +53,11 @@ async def some_sound(client: RawClient) -> dict[str, object]:
     return {}
 
 
+async def half_a_sample(client: RawClient) -> dict[str, object]:
+    await client.send("input_audio_buffer.append", audio=base64.b64encode(bytes(48_001)).decode())
+    return {}
+
+
 def message(item_id: str, *parts: dict[str, object]) -> dict[str, object]:
     content = list(parts) or [{"type": "input_text", "text": "Hello?"}]
     return {"type": "message", "role": "user", "id": item_id, "content": content}
@@ -91,6 +96,8 @@ CASES = (
     Case("unsupported_sample_rate", APPEND, {"audio": "", "sample_rate_hz": 8000}),
     Case("invalid_base64", APPEND, {"audio": "?"}),
     Case("invalid_base64", CREATE, {"item": message("a", {"type": "input_audio", "audio": "abc"})}),
+    Case("incomplete_audio_sample", "input_audio_buffer.commit", before=half_a_sample),
+    Case("incomplete_audio_sample", "response.create", before=half_a_sample),
     Case("audio_not_finite", APPEND, {"audio": NAN}, settings={"input_audio_format": "pcm_f32le"}),
     Case("invalid_audio", UPDATE, setting(ref_audio="AAAA")),
     Case("invalid_audio", UPDATE, setting(ref_audio="https://example.com/voice.wav")),
@@ -108,11 +115,11 @@ CASES = (
     Case("response_option_unsupported", "response.create", {"response": {"conversation": "none"}}),
     Case("response_option_unsupported", "response.create", {"response": {"input": []}}),
     Case("response_option_unsupported", "response.create", {"response": {"prompt": {"id": "p"}}}),
-    Case("item_exists", CREATE, {"item": message("a")}, a_message),
+    Case("item_create_duplicate_item_id", CREATE, {"item": message("a")}, a_message),
     Case("item_not_found", CREATE, {"item": message("b"), "previous_item_id": "no"}),
-    Case("item_not_found", "conversation.item.retrieve", {"item_id": "no"}),
-    Case("item_not_found", "conversation.item.delete", {"item_id": "no"}),
-    Case("item_not_found", TRUNCATE, {"item_id": "no", "content_index": 0, "audio_end_ms": 0}),
+    Case("item_retrieve_invalid_item_id", "conversation.item.retrieve", {"item_id": "no"}),
+    Case("item_delete_invalid_item_id", "conversation.item.delete", {"item_id": "no"}),
+    Case("item_truncate_invalid_item_id", TRUNCATE, {"item_id": "no", "content_index": 0, "audio_end_ms": 0}),
     Case("item_not_truncatable", TRUNCATE, {"item_id": "a", "content_index": 0, "audio_end_ms": 0}, a_message),
     Case("content_not_found", TRUNCATE, {"content_index": 1, "audio_end_ms": 0}, an_answer),
     Case("audio_end_ms_too_large", TRUNCATE, {"content_index": 0, "audio_end_ms": 99_999}, an_answer),
@@ -121,9 +128,9 @@ CASES = (
     Case("playback_item_not_found", ACK, {"played_ms": 0, "item_id": "a"}, a_message),
     Case("playback_item_not_found", "output_audio_buffer.clear"),
     Case("playback_item_mismatch", ACK, {"played_ms": 0, "response_id": "resp_no"}, an_answer),
-    Case("tools_unsupported", UPDATE, setting(tools=[{"type": "function", "name": "f"}])),
-    Case("tools_unsupported", "response.create", {"response": {"tools": [{"type": "function", "name": "f"}]}}),
-    Case("tools_unsupported", CREATE, {"item": {"type": "function_call_output", "call_id": "c", "output": "1"}}),
+    Case("tools_unsupported", UPDATE, setting(tool_choice="required")),
+    Case("tools_unsupported", "response.create", {"response": {"tool_choice": {"type": "function", "name": "f"}}}),
+    Case("tools_unsupported", CREATE, {"item": {"type": "mcp_list_tools", "server_label": "s", "tools": []}}),
     Case("prompt_unsupported", UPDATE, setting(prompt={"id": "p"})),
     Case("truncation_unsupported", UPDATE, setting(truncation="disabled")),
     Case("speed_unsupported", UPDATE, setting(speed=1.5)),

@@ -60,7 +60,8 @@ def other_voice(offer: Offer) -> PreparedVoice:
 @pytest.mark.parametrize(
     ("text", "code", "param"),
     [
-        ('"tools":[{"type":"function","name":"f"}]', "tools_unsupported", "session.tools"),
+        ('"tool_choice":"required"', "tools_unsupported", "session.tool_choice"),
+        ('"tool_choice":{"type":"function","name":"f"}', "tools_unsupported", "session.tool_choice"),
         ('"prompt":{"id":"p"}', "prompt_unsupported", "session.prompt"),
         ('"truncation":"disabled"', "truncation_unsupported", "session.truncation"),
         (

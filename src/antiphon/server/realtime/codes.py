@@ -25,9 +25,12 @@ RequestCode = Literal[
     "invalid_resume_token",
     "invalid_session_resume",
     "invalid_sliding_window_config",
-    "item_exists",
+    "item_create_duplicate_item_id",
+    "item_delete_invalid_item_id",
     "item_not_found",
     "item_not_truncatable",
+    "item_retrieve_invalid_item_id",
+    "item_truncate_invalid_item_id",
     "playback_item_mismatch",
     "playback_item_not_found",
     "prompt_unsupported",
@@ -78,6 +81,9 @@ CODES: Mapping[str, Explanation] = {
         "no such rate, or not the session's", "see Audio; change the rate with `session.update`"
     ),
     "invalid_base64": Explanation("the audio is not base64", "encode it strictly, with padding and no spaces"),
+    "incomplete_audio_sample": Explanation(
+        "the sound ends within a sample, and was committed or is to be answered", "send whole samples by then"
+    ),
     "audio_not_finite": Explanation("a float sample is infinite or no number", "send finite samples"),
     "invalid_audio": Explanation("`ref_audio` is no sound file, or too long", "send a whole wav, flac, ogg or mp3"),
     "invalid_image": Explanation(
@@ -93,14 +99,19 @@ CODES: Mapping[str, Explanation] = {
     "response_option_unsupported": Explanation(
         "`conversation`, `input` or `prompt` of one response", "a response answers the session; leave them out"
     ),
-    "item_exists": Explanation("an item of this id is there", "choose another id, or none"),
-    "item_not_found": Explanation("no item of this id is there", "it was deleted, or never told"),
+    "item_create_duplicate_item_id": Explanation("an item of this id is there", "choose another id, or none"),
+    "item_not_found": Explanation("no item of the `previous_item_id` is there", "it was deleted, or never told"),
+    "item_retrieve_invalid_item_id": Explanation("no item of this id is there", "it was deleted, or never told"),
+    "item_delete_invalid_item_id": Explanation("no item of this id is there", "nothing: it is gone"),
+    "item_truncate_invalid_item_id": Explanation("no item of this id is there", "it was deleted, or never told"),
     "item_not_truncatable": Explanation("the item is no answer", "truncate answers only"),
     "content_not_found": Explanation("the item has no sound there", "an answer's sound has the `content_index` 0"),
     "audio_end_ms_too_large": Explanation("so much of the answer was never sent", "count what was played"),
     "playback_item_not_found": Explanation("no such answer was spoken", "name one that was, or none for the newest"),
     "playback_item_mismatch": Explanation("the item is of another response", "name one of the two"),
-    "tools_unsupported": Explanation("the model calls no tools", "send none"),
+    "tools_unsupported": Explanation(
+        "a tool has to be called, and the model calls none", "let `tool_choice` be auto or none"
+    ),
     "prompt_unsupported": Explanation("no prompts are stored here", "send `instructions`"),
     "truncation_unsupported": Explanation(
         "the window decides what is forgotten", "choose one with `sliding_window_mode` in `extra_body`"

@@ -73,7 +73,7 @@ class Conversation:
         """Raises: RequestError if there is no such item."""
         return self._items[self._index(item_id, "item_id")]
 
-    def check_there(self, item_id: str, code: str) -> None:
+    def check_there(self, item_id: str, code: RequestCode) -> None:
         """Raises: RequestError of this code if there is no such item."""
         if all(item.id != item_id for item in self._items):
             raise RequestError(code, f"there is no item {item_id!r}", "item_id")

@@ -77,6 +77,7 @@ from antiphon.server.events.vendor import OutputCleared
 from antiphon.server.pacing import PacingConfig
 from antiphon.server.realtime.answer import AnswerSettings, Vendor
 from antiphon.server.realtime.answering import Answering, CancelReason
+from antiphon.server.realtime.codes import RequestCode
 from antiphon.server.realtime.conversation import Conversation, RequestError
 from antiphon.server.realtime.hearing import Hearing
 from antiphon.server.realtime.incoming import Incoming
@@ -87,7 +88,7 @@ from antiphon.server.vad.detector import IdleTimeout, Started, Stopped, TurnEven
 
 Events = Iterator[ServerEvent]
 
-NO_SUCH_ITEM = {
+NO_SUCH_ITEM: dict[str, RequestCode] = {
     "conversation.item.retrieve": "item_retrieve_invalid_item_id",
     "conversation.item.delete": "item_delete_invalid_item_id",
     "conversation.item.truncate": "item_truncate_invalid_item_id",
