@@ -102,36 +102,54 @@ def test_by_default_the_model_decides_and_a_turn_that_comes_early_waits_for_the_
     talk(conversation)
 
 
-def test_without_turn_detection_the_model_speaks_only_when_it_is_asked(realtime: str) -> None:
+NOT_BY_ITSELF = {"type": "semantic_vad", "create_response": False}
+
+
+async def listened(client: RawClient, num_units: int) -> None:
+    """Wait until the model has listened for so many seconds in all."""
+    while client.kinds().count("response.listen") < num_units:
+        await client.recv()
+
+
+def test_a_model_that_may_not_answer_by_itself_speaks_only_when_it_is_asked(realtime: str) -> None:
     async def conversation() -> None:
-        off = {"input": {"turn_detection": None}}
-        async with session(realtime, audio=off, output_modalities=["text"]) as client:
+        async with session(realtime, "?vendor_events=1", turn_detection=NOT_BY_ITSELF) as client:
+            # Enough for two answers of a model that may: see above.
             await client.says(10)
-            await client.asks(metadata={"number": "1"})
-            await client.until("response.done")
-            await client.says(4)
-            await client.asks(metadata={"number": "2"})
-            await client.until("response.done")
-        answers = check(client.got).answers
-        assert [answer.response.metadata for answer in answers] == [{"number": "1"}, {"number": "2"}]
-        assert all(answer.words for answer in answers)
+            await listened(client, 9)
+            assert "response.created" not in client.kinds()
 
     talk(conversation)
 
 
 def test_who_sends_faster_than_speech_is_not_answered_unasked_either(realtime: str) -> None:
     async def conversation() -> None:
-        off = {"input": {"turn_detection": None}}
-        async with session(realtime, audio=off, output_modalities=["text"]) as client:
+        settings = {"turn_detection": NOT_BY_ITSELF, "output_modalities": ["text"]}
+        async with session(realtime, "?vendor_events=1", settings=settings) as client:
             await client.says(1)
             await client.send("response.create", response={"metadata": {"number": "1"}})
             # Here while the answer goes on, and heard when it is over.
-            await client.says(14, seed=1)
-            await client.until("response.done")
+            await client.says(20)
+            await listened(client, 14)
             await client.asks(metadata={"number": "2"})
             await client.until("response.done")
         answers = check(client.got).answers
         assert [answer.response.metadata for answer in answers] == [{"number": "1"}, {"number": "2"}]
+
+    talk(conversation)
+
+
+def test_without_turn_detection_the_model_answers_when_it_is_asked(realtime: str) -> None:
+    async def conversation() -> None:
+        off = {"input": {"turn_detection": None}}
+        async with session(realtime, audio=off, output_modalities=["text"]) as client:
+            for number in ("1", "2"):
+                await client.says(10)
+                await client.asks(metadata={"number": number})
+                await client.until("response.done")
+        answers = check(client.got).answers
+        assert [answer.response.metadata for answer in answers] == [{"number": "1"}, {"number": "2"}]
+        assert all(answer.words for answer in answers)
 
     talk(conversation)
 
