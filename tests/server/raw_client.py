@@ -133,11 +133,11 @@ async def connected(url: str, query: str = "", key: str = "", path: str = "/v1/r
         yield RawClient(socket)
 
 
-def talk(conversation: Callable[[], Awaitable[None]]) -> None:
+def talk(conversation: Callable[[], Awaitable[None]], limit_s: float = LIMIT_S) -> None:
     """Let a conversation happen, within its time."""
 
     async def main() -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             await conversation()
 
     asyncio.run(main())

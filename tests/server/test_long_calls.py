@@ -7,7 +7,6 @@ import base64
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +39,16 @@ class Kind:
     has_voice: bool
 
 
-KINDS = [Kind(*has) for has in product((False, True), repeat=2)]
+TOGETHER = (Kind(has_camera=True, has_voice=False), Kind(has_camera=False, has_voice=True))
+AFTERWARDS = Kind(has_camera=True, has_voice=True)
+LIMIT_S = 280.0
+"""Of all three; what takes longer hangs."""
 
 
 @pytest.fixture(scope="module")
 def running(tiny_checkpoint: Path) -> Iterator[RunningServer]:
-    """With room for four windows of any mode."""
-    settings = tiny_settings(tiny_checkpoint, window="off")
+    """With room for two windows of any mode."""
+    settings = tiny_settings(tiny_checkpoint, max_calls="2", window="off")
     with (
         loaded(settings, lambda _: None) as engine,
         running_server(settings, engine, lambda host: build_app(host, draw_seed=lambda: 0)) as running,
@@ -69,7 +71,8 @@ def voice() -> str:
 async def speak(client: RawClient, kind: Kind, seconds: range) -> None:
     """One message a second, as fast as they go."""
     for second in seconds:
-        seen = {"video_frames": [picture(second)]} if kind.has_camera else {}
+        # A picture every other second: without a window, one a second would fill the context before the call is over.
+        seen = {"video_frames": [picture(second)]} if kind.has_camera and second % 2 else {}
         await client.send("input_audio_buffer.append", audio=sound(second), **seen)
 
 
@@ -99,14 +102,14 @@ async def live(url: str, mode: str, kind: Kind) -> RawClient:
 
 @pytest.mark.parametrize("mode", WINDOWS)
 def test_a_call_goes_on_for_as_long_as_its_caller_speaks(running: RunningServer, mode: str) -> None:
-    """Four at once, and one more when they are over."""
+    """Two at once, and one more when they are over."""
     calls: list[RawClient] = []
 
     async def conversation() -> None:
-        calls.extend(await asyncio.gather(*(live(running.url, mode, kind) for kind in KINDS)))
-        calls.append(await live(running.url, mode, KINDS[0]))
+        calls.extend(await asyncio.gather(*(live(running.url, mode, kind) for kind in TOGETHER)))
+        calls.append(await live(running.url, mode, AFTERWARDS))
 
-    talk(conversation)
+    talk(conversation, LIMIT_S)
     for client in calls:
         answers = [event for event in client.got if event.kind == "response.done"]
         assert len(answers) == SECONDS // BLOCK + 1
