@@ -8,6 +8,7 @@ what a test wanted to hear. Shown to find what is wrong by tests/server/test_lif
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -324,10 +325,22 @@ def _check_done(answer: Answer, response: Response) -> None:
 
 @asynccontextmanager
 async def session(
-    url: str, query: str = "", settings: Mapping[str, object] | None = None, **update: object
+    url: str,
+    query: str = "",
+    settings: Mapping[str, object] | None = None,
+    *,
+    model_decides: bool = False,
+    **update: object,
 ) -> AsyncIterator[RawClient]:
-    """A session that is checked as a whole at its end. settings, update: what it begins with."""
+    """A session that is checked as a whole at its end. settings, update: what it begins with.
+
+    model_decides: it may answer unasked, also if nothing is said about that.
+    """
     update |= settings or {}
+    if not model_decides and "turn_detection" not in json.dumps(update):
+        extra = update.get("extra_body", {})
+        assert isinstance(extra, dict)
+        update["extra_body"] = {"auto_response": False, **extra}
     async with connected(url, query) as client:
         await client.until("session.created")
         if update:

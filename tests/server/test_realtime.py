@@ -64,7 +64,7 @@ def test_the_sound_of_an_answer_is_all_that_the_engine_made_of_it(realtime: str,
     seconds = seconds_of_noise(10)
 
     async def conversation() -> None:
-        async with session(realtime, audio=FLOAT) as client:
+        async with session(realtime, model_decides=True, audio=FLOAT) as client:
             await send_floats(client, seconds)
             for _ in range(2):
                 await client.until("response.done")
@@ -81,7 +81,7 @@ def test_the_sound_of_an_answer_is_all_that_the_engine_made_of_it(realtime: str,
 
 def test_by_default_the_model_decides_and_a_turn_that_comes_early_waits_for_the_one_before(realtime: str) -> None:
     async def conversation() -> None:
-        async with session(realtime, "?vendor_events=1") as client:
+        async with session(realtime, "?vendor_events=1", model_decides=True) as client:
             await client.says(10)
             await client.until("response.done")
             first_done = len(client.got)
