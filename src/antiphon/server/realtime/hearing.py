@@ -1,10 +1,11 @@
 """The sound of a client on its way to its call: decoded, watched for speech, counted, and who may answer it when.
 
-Shown by tests/server/test_realtime.py.
+Shown by tests/server/test_hearing.py and tests/server/test_realtime_vad.py.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,6 +23,8 @@ from antiphon.units import INPUT_RATE_HZ, UNIT_S
 
 MIN_COMMIT_MS = 100
 """The official service refuses to commit less."""
+WATCHED_SAMPLES = 2 * INPUT_RATE_HZ
+"""Detecting turns in so much takes up to 10 ms."""
 
 
 class Hearing:
@@ -38,6 +41,7 @@ class Hearing:
         self._feeder = Feeder(max_samples)
         self._vad: ServerVad | None = None
         self._detector: TurnDetector | None = None
+        self._unwatched: deque[Samples] = deque()
         self._quiet_since_s = now_s
         self._num_samples = 0
         self._uncommitted_ms = 0.0
@@ -55,6 +59,7 @@ class Hearing:
             return
         self._vad = vad
         self._detector = None
+        self._unwatched.clear()
         if vad is not None:
             self._detector = TurnDetector(turn_config(vad), self._models.new(), self._num_samples)
 
@@ -66,14 +71,26 @@ class Hearing:
         """What is still held of the sound, for when nothing follows it. Raises: AudioError if it ends in a sample."""
         return self._decoder.flush()
 
-    def hear(self, samples: Samples, now_s: float) -> list[TurnEvent]:
-        """The client's sound. Returns what is detected in it. Raises: RequestError."""
+    def hear(self, samples: Samples, now_s: float) -> None:
+        """The client's sound, in which turns are to be detected. Raises: RequestError."""
         self._feeder.put(samples, self.wish)
         self._quiet_since_s = now_s
         self._num_samples += len(samples)
         self._uncommitted_ms += _ms(samples)
         self._unanswered_ms += _ms(samples)
-        return [] if self._detector is None else self._detector.feed(samples)
+        if self._detector is not None:
+            self._unwatched.extend(np.split(samples, range(WATCHED_SAMPLES, len(samples), WATCHED_SAMPLES)))
+
+    @property
+    def is_behind(self) -> bool:
+        """Turns are still to be detected in what came."""
+        return bool(self._unwatched)
+
+    def detect(self) -> list[TurnEvent]:
+        """Go on with a part of that, so that those who wait for the processor wait for no more."""
+        if self._detector is None or not self._unwatched:
+            return []
+        return self._detector.feed(self._unwatched.popleft())
 
     def see(self) -> None:
         """A picture went to the call."""

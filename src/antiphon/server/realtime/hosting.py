@@ -205,6 +205,10 @@ class Hosted:
     async def _handle_next(self) -> None:
         """Wait for the next thing and handle it, or do what is due until then."""
         now_s = self._loop.time()
+        if self._session.is_behind:
+            self._tell(self._session.catch_up(now_s))
+            await asyncio.sleep(0)  # the others' turn
+            return
         # Nobody listens while nobody is attached: sound waits where it is, for whoever comes back.
         due_s = self._session.next_due_s(now_s) if self._attachment is not None else float("inf")
         try:

@@ -215,6 +215,7 @@ class RealtimeSession:
             case SessionUpdateEvent() as event:
                 yield from self._update(event, incoming)
             case ResponseCreate(response=options):
+                yield from self._hear_rest(now_s)
                 yield from self._create_response(options or ResponseOptions(), now_s)
             case ResponseCancel(response_id=response_id):
                 if not self._answering.is_present(response_id):
@@ -241,9 +242,9 @@ class RealtimeSession:
                 self._show(pictures)
                 if event.force_listen:
                     self._hearing.want(Wish.LISTEN)
-                yield from self._hear(samples, now_s)
+                self._hearing.hear(samples, now_s)
             case AudioCommit():
-                yield from self._hear(self._hearing.rest(), now_s)
+                yield from self._hear_rest(now_s)
                 self._hearing.commit()
                 yield from self._commit()
                 if event.asks_for_response:
@@ -289,10 +290,20 @@ class RealtimeSession:
     def _open(self) -> AsyncSession:
         return self._call.open(self._choices)
 
-    def _hear(self, samples: Samples, now_s: float) -> Events:
-        """The client's sound, and what is detected in it."""
-        for found in self._hearing.hear(samples, now_s):
+    @property
+    def is_behind(self) -> bool:
+        """`catch_up` has something to do, which comes before all else."""
+        return self._hearing.is_behind
+
+    def catch_up(self, now_s: float) -> Events:
+        """Detect turns in a part of the sound that came."""
+        for found in self._hearing.detect():
             yield from self._detect(found, now_s)
+
+    def _hear_rest(self, now_s: float) -> Events:
+        """Of the client's sound, which ends here."""
+        self._hearing.hear(self._hearing.rest(), now_s)
+        yield from self.catch_up(now_s)
 
     def _detect(self, found: TurnEvent, now_s: float) -> Events:
         vad = self._choices.turn_detection
@@ -387,7 +398,7 @@ class RealtimeSession:
             raise
         yield from self._tell_item(kept, previous)
         for sound in sounds:
-            yield from self._hear(sound, now_s)
+            self._hearing.hear(sound, now_s)
 
     def _read_parts(self, item: Item) -> list[Samples]:
         """The sound in an item. Raises: InputError if a part of it cannot be used."""
@@ -438,7 +449,6 @@ class RealtimeSession:
             settings = replace(settings, modalities=("audio",) if "audio" in options.output_modalities else ("text",))
         if options.max_output_tokens is not None:
             settings = replace(settings, max_tokens=options.max_output_tokens)
-        yield from self._hear(self._hearing.rest(), now_s)
         yield from self._answering.request(replace(settings, metadata=options.metadata))
         self._hearing.expect_no_speech()
         # What is left of the second is silence: who asks for an answer has said what there was to say.
