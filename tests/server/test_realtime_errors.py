@@ -108,6 +108,12 @@ CASES = (
     Case("invalid_input", "input.text.append", {"text": "word " * 50_000}),
     Case("invalid_input", CREATE, {"item": message("a", {"type": "input_text", "text": "word " * 50_000})}),
     Case("input_backpressure", APPEND, {"audio": MINUTES}, settings={"input_audio_format": "g711_ulaw"}),
+    Case(
+        "input_backpressure",
+        CREATE,
+        {"item": message("a", {"type": "input_audio", "audio": MINUTES})},
+        settings={"input_audio_format": "g711_ulaw"},
+    ),
     Case("input_audio_buffer_commit_empty", "input_audio_buffer.commit"),
     Case("response_cancel_not_active", "response.cancel"),
     Case("response_cancel_not_active", "response.cancel", {"response_id": "resp_no"}, an_answer_unnamed),

@@ -38,17 +38,21 @@ class Feeder:
         """Until the second that was begun is complete; of a whole one if none was."""
         return UNIT_SAMPLES - (self._num_left + self._num_waiting) % UNIT_SAMPLES
 
-    def put(self, samples: Samples, wish: Wish) -> None:
-        """wish: of every second that some of it ends up in.
-
-        Raises: RequestError if too much would wait; nothing is taken then.
-        """
-        if self._num_waiting + len(samples) > self._max_samples:
+    def check_room(self, num_samples: int) -> None:
+        """Raises: RequestError if too much would wait."""
+        if self._num_waiting + num_samples > self._max_samples:
             raise RequestError(
                 "input_backpressure",
                 f"{self._num_waiting / INPUT_RATE_HZ:.0f} s of audio wait to be heard; the limit is "
                 f"{self._max_samples / INPUT_RATE_HZ:.0f} s: send it no faster than it is spoken",
             )
+
+    def put(self, samples: Samples, wish: Wish) -> None:
+        """wish: of every second that some of it ends up in.
+
+        Raises: RequestError if too much would wait; nothing is taken then.
+        """
+        self.check_room(len(samples))
         while len(samples):
             part, samples = np.split(samples, [self.num_missing_samples])
             # Who is free has no wish, so that an earlier one for the same second stands.

@@ -71,6 +71,10 @@ class Hearing:
         """What is still held of the sound, for when nothing follows it. Raises: AudioError if it ends in a sample."""
         return self._decoder.flush()
 
+    def check_room(self, num_samples: int) -> None:
+        """Raises: RequestError if so much more sound would be too much."""
+        self._feeder.check_room(num_samples)
+
     def hear(self, samples: Samples, now_s: float) -> None:
         """The client's sound, in which turns are to be detected. Raises: RequestError."""
         self._feeder.put(samples, self.wish)

@@ -388,6 +388,7 @@ class RealtimeSession:
         if not isinstance(item, UserMessage | SystemMessage | AssistantMessage | FunctionCall | FunctionCallOutput):
             raise RequestError("tools_unsupported", "this model calls no tools of other servers", "item.type")
         sounds = self._read_parts(item)
+        self._hearing.check_room(sum(map(len, sounds)))
         kept = _without_files(item)
         previous = self._conversation.insert(kept, event.previous_item_id)
         try:
