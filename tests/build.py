@@ -106,7 +106,7 @@ def thinker_stage(model: Model, tokenizer: TextTokenizer, decider: Decider) -> T
 
 def opened(stage: ThinkerStage, settings: ThinkerSession | Retained) -> ThinkerState:
     """A session whose prompt is in the cache. Raises: why it cannot be; nothing is left of it then."""
-    state = stage.open(settings)
+    state = stage.open_call(settings)
     while True:
         end = stage.step().get(state.session.session_id)
         if isinstance(end, AntiphonError):

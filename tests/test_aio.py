@@ -11,17 +11,21 @@ import numpy as np
 import pytest
 
 import build
-from antiphon.aio import AsyncEngine, AsyncSession
-from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
+from antiphon.aio import AsyncEngine, AsyncSession, Samples
+from antiphon.config import ChatConfig, Dtype, EngineConfig, Placement, SessionConfig, everywhere
+from antiphon.core.chat import AnswerConfig, ChatMessage, PictureFile, Role, Sound
 from antiphon.core.duplex import DuplexConfig
-from antiphon.core.events import SessionEnded, SessionOpened, UnitDecided
+from antiphon.core.events import AnswerGrew, SessionEnded, SessionOpened, UnitDecided
 from antiphon.core.window import BasicWindow
 from antiphon.engine import Engine
+from antiphon.errors import ContextLengthExceeded, ImageError
+from antiphon.happenings import Happening
 from antiphon.live import LiveEngine
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 SESSION = SessionConfig(window=BasicWindow(400, 300), duplex=DuplexConfig(num_forced_listens=1))
+CHAT = ChatConfig(AnswerConfig(max_tokens=40, max_context_tokens=400))
 NUM_UNITS = 4
 NO_REFERENCE = np.empty(0, np.float32)
 
@@ -85,6 +89,59 @@ def test_the_loop_is_free_while_the_engine_works(live: LiveEngine, voice: VoiceP
         return num_turns
 
     assert asyncio.run(main()) > 100
+
+
+def question(*parts: str | PictureFile | Sound[Samples]) -> list[ChatMessage[Samples]]:
+    return [ChatMessage(Role.USER, parts)]
+
+
+def test_tasks_of_one_loop_chat_at_once_and_each_gets_its_own_answer(live: LiveEngine, voice: VoicePrompt) -> None:
+    async def main() -> tuple[list[list[Happening]], list[list[Happening]]]:
+        running = AsyncEngine(live)
+
+        async def answered(seed: int) -> list[Happening]:
+            heard = Sound(0.1 * np.random.default_rng(seed).standard_normal(16_000).astype(np.float32))
+            chat = await running.chat(f"chat {seed}", question("Hello", heard), replace(CHAT, seed=seed), voice)
+            assert chat.asked.num_sound_tokens == 10
+            return [one async for one in chat.happenings() if not isinstance(one, SessionOpened)]
+
+        apart = [await answered(seed) for seed in range(3)]
+        return apart, await asyncio.gather(*(answered(seed) for seed in range(3)))
+
+    apart, together = asyncio.run(main())
+    assert together == apart
+    assert len(set(map(str, apart))) == 3
+
+
+def test_a_chat_that_is_closed_says_no_more(live: LiveEngine, voice: VoicePrompt) -> None:
+    async def main() -> list[Happening]:
+        endless = replace(CHAT, answer=replace(CHAT.answer, max_tokens=300, is_spoken=True), seed=4)
+        chat = await AsyncEngine(live).chat("chat", question("Hello"), endless, voice)
+        told: list[Happening] = []
+        async for happening in chat.happenings():
+            told.append(happening)
+            chat.close()
+            chat.close()
+        return told
+
+    first, *rest, last = asyncio.run(main())
+    assert isinstance(first, SessionOpened)
+    assert not any(one.end for one in rest if isinstance(one, AnswerGrew))
+    assert isinstance(last, SessionEnded)
+
+
+def test_a_conversation_that_cannot_be_read_is_refused_before_it_is_a_chat(
+    live: LiveEngine, voice: VoicePrompt
+) -> None:
+    async def main() -> None:
+        running = AsyncEngine(live)
+        with pytest.raises(ImageError):
+            await running.chat("chat", question(PictureFile(b"none", 1)), CHAT, voice)
+        with pytest.raises(ContextLengthExceeded):
+            await running.chat("chat", question("a" * 1000), CHAT, voice)
+        assert (await running.survey()).thinker.num_sessions == 0
+
+    asyncio.run(main())
 
 
 def test_counts_are_told_and_a_stopped_engine_ends_its_calls(engine: Engine, voice: VoicePrompt) -> None:

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
+from torch import Tensor
 
 import build
 from antiphon.assembly import Inbox, assemble
@@ -17,7 +18,7 @@ from antiphon.changing import CallSettings, ChangingCall
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import InputRefused, SessionEnded, SpeechLost, TurnInterrupted
-from antiphon.core.messages import HeardUnit, Retain
+from antiphon.core.messages import GoOn, Handoff, HeardUnit, Retain
 from antiphon.core.window import BasicWindow
 from antiphon.engine import Engine, MonotonicClock
 from antiphon.happenings import Happening, Speech
@@ -27,8 +28,9 @@ from antiphon.models.minicpmo.model import model_config
 from antiphon.models.minicpmo.prompt import wrap
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.stages.talker.state import TalkerSession
 from antiphon.stages.thinker.rebuild import Retained
-from antiphon.stages.thinker.state import ThinkerSession, UnitInput
+from antiphon.stages.thinker.state import ChatSession, ThinkerSession, UnitInput
 from fakes.lossy import Lossy
 
 SESSION = SessionConfig(window=BasicWindow(150, 100), duplex=DuplexConfig(num_forced_listens=0), max_pictures=0, seed=1)
@@ -197,11 +199,12 @@ def robbed(tiny_checkpoint: Path) -> Callable[[str, Fate], Engine]:
 
         match stage:
             case "thinker":
-                thinker: Lossy[ThinkerSession | Retained, HeardUnit[UnitInput] | Retain]
+                thinker: Lossy[ThinkerSession | Retained | ChatSession, HeardUnit[UnitInput] | Retain | GoOn]
                 thinker = Lossy(stages.thinker, is_victim, fate)
                 stages = replace(stages, thinker=thinker)
             case "talker":
-                stages = replace(stages, talker=Lossy(stages.talker, is_victim, fate))
+                talker: Lossy[TalkerSession, Handoff[Tensor] | GoOn] = Lossy(stages.talker, is_victim, fate)
+                stages = replace(stages, talker=talker)
             case _:
                 stages = replace(stages, code2wav=Lossy(stages.code2wav, is_victim, fate))
         tokenizer = load_tokenizer(checkpoint.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import build
 import build_voice
+import chats
 from antiphon.call import UnitResult
 from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.core.batch_grid import BatchGrid
@@ -68,6 +70,32 @@ def test_a_bfloat16_call_runs_and_speaks(tiny_checkpoint: Path, slide: SlideMode
     assert samples.isfinite().all()
     assert 0.01 < samples.abs().max() < 1
     assert any(result.outcome.slide for result in results)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_chats_beside_a_call_are_answered_and_spoken_on_the_gpu(tiny_checkpoint: Path, dtype: Dtype) -> None:
+    def answered(device: str, dtype: Dtype) -> list[chats.Talk]:
+        session = SessionConfig(window=BasicWindow(200, 120))
+        config = EngineConfig(everywhere(device), dtype, max_calls=4)
+        with Engine.load(open_checkpoint(tiny_checkpoint), config, session) as engine:
+            voice = build.voice(engine)
+            talks: list[chats.Talk] = []
+            call = engine.open("call", session, torch.empty(0), voice)
+            for kind in (chats.WRITTEN, chats.SPOKEN):
+                asked = chats.prompt(engine, "Hello", chats.picture(1), chats.noise(2), is_spoken=kind.answer.is_spoken)
+                name, likeliest = f"chat {len(talks)}", replace(kind, draws=Draws.MOST_LIKELY)
+                talks.append(chats.begin(engine, name, likeliest, asked, voice)[1])
+            call.run_unit(build.second(1))
+            while not all(talk.code for talk in talks):
+                engine.advance()
+        return talks
+
+    written, spoken = answered("cuda", dtype)
+    assert (written.code, spoken.code) == ("completed", "completed")
+    assert spoken.samples.isfinite().all()
+    assert len(spoken.samples)
+    if dtype is Dtype.FLOAT32:
+        assert [written.text, spoken.text] == [talk.text for talk in answered("cpu", dtype)]
 
 
 def five_seconds_of_four_voices(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import build
+import chats
 from antiphon.call import MovedCall, UnitResult
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, StageConfig, StagesConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
@@ -79,6 +80,19 @@ def test_calls_say_the_same_wherever_the_stages_are(tiny_checkpoint: Path, place
         there = [said(engine.run_units([(call, build.second(unit)) for call in calls])) for unit in range(NUM_UNITS)]
     assert there == here
     assert any(chunks for unit in here for _, chunks, _ in unit)
+
+
+def test_a_chat_says_the_same_wherever_the_stages_are(tiny_checkpoint: Path) -> None:
+    talks = []
+    for place in ("here", "processes"):
+        with engine_in(tiny_checkpoint, place) as engine:
+            asked = chats.prompt(engine, "Hello", chats.picture(1), chats.noise(2))
+            _, talk = chats.begin(engine, "chat", replace(chats.SPOKEN, seed=1), asked, build.voice(engine))
+            while not talk.code:
+                engine.advance()
+            talks.append(talk)
+    assert talks[0].said() == talks[1].said()
+    assert talks[0].codec_tokens
 
 
 def test_an_interruption_reaches_every_process_and_nothing_old_is_heard(tiny_checkpoint: Path) -> None:

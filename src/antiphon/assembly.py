@@ -18,8 +18,10 @@ from typing import TypeVar, assert_never
 import torch
 from torch import Tensor
 
-from antiphon.config import EngineConfig, Placement, SessionConfig, StageConfig, check_window
-from antiphon.core.messages import CodecChunk, Handoff, HeardUnit, Retain, Spoken
+from antiphon.config import ChatConfig, EngineConfig, Placement, SessionConfig, StageConfig, check_window
+from antiphon.core.messages import CodecChunk, GoOn, Handoff, HeardUnit, Retain, Spoken
+from antiphon.core.sampling import Draws
+from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
 from antiphon.models.minicpmo.flow_cache import FlowShape
@@ -38,11 +40,12 @@ from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.talker.stage import TalkerStage, turn_cache
 from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
+from antiphon.stages.thinker.answering import ChatState
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.rebuild import Retained
 from antiphon.stages.thinker.senses import Senses
-from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerStage, ThinkerState
-from antiphon.stages.thinker.state import PromptReady, ThinkerCounts, ThinkerSession, UnitInput, UnitOutcome
+from antiphon.stages.thinker.stage import NUM_SEGMENTS, PromptLimits, ThinkerResult, ThinkerStage, ThinkerState
+from antiphon.stages.thinker.state import ChatSession, PromptReady, ThinkerCounts, ThinkerSession, UnitInput
 from antiphon.units import MEL_FRAME_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -50,21 +53,21 @@ logger = logging.getLogger(__name__)
 MessageT = TypeVar("MessageT")
 AnswerT = TypeVar("AnswerT")
 
-ThinkerMessage = Message[ThinkerSession | Retained, HeardUnit[UnitInput] | Retain]
-TalkerMessage = Message[TalkerSession, Handoff[Tensor]]
+ThinkerMessage = Message[ThinkerSession | Retained | ChatSession, HeardUnit[UnitInput] | Retain | GoOn]
+TalkerMessage = Message[TalkerSession, Handoff[Tensor] | GoOn]
 Code2WavMessage = Message[Code2WavSession, CodecChunk]
-ThinkerAnswer = Answer[PromptReady, UnitOutcome | Retained, ThinkerCounts]
+ThinkerAnswer = Answer[PromptReady, ThinkerResult, ThinkerCounts]
 TalkerAnswer = Answer[None, CodecChunk, TalkerCounts]
 Code2WavAnswer = Answer[None, Spoken[Tensor], Code2WavCounts]
 ThinkerLoop = StageLoop[
-    ThinkerSession | Retained,
-    HeardUnit[UnitInput] | Retain,
-    ThinkerState,
+    ThinkerSession | Retained | ChatSession,
+    HeardUnit[UnitInput] | Retain | GoOn,
+    ThinkerState | ChatState,
     PromptReady,
-    UnitOutcome | Retained,
+    ThinkerResult,
     ThinkerCounts,
 ]
-TalkerLoop = StageLoop[TalkerSession, Handoff[Tensor], TalkerState, None, CodecChunk, TalkerCounts]
+TalkerLoop = StageLoop[TalkerSession, Handoff[Tensor] | GoOn, TalkerState, None, CodecChunk, TalkerCounts]
 Code2WavLoop = StageLoop[Code2WavSession, CodecChunk, Caller, None, Spoken[Tensor], Code2WavCounts]
 
 
@@ -109,8 +112,8 @@ class TalkerBuilder:
     def build(self) -> TalkerLoop:
         """Raises: CheckpointError."""
         network = _load(self.folder, Section.TALKER, self.device, self.config).talker
-        cache = _times(self.config.max_speaking_calls, turn_cache(network.config.max_position_tokens))
-        return StageLoop(TalkerStage(network, cache), Interruption.VOIDS_WORK)
+        cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
+        return StageLoop(TalkerStage(network, cache, self.config.max_speaking_chats), Interruption.VOIDS_WORK)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,10 +136,10 @@ class Code2WavBuilder:
             torch.backends.cudnn.allow_tf32 = False
         model = _load(self.folder, Section.VOCODER, device, self.config)
         config, grid = self.config.code2wav, grid_on(device, self.config.code2wav.grid)
-        if device.type == "cuda" and (doubt := grid.doubt(self.config.max_speaking_calls)):
+        if device.type == "cuda" and (doubt := grid.doubt(self.config.max_speaking)):
             logger.warning("code2wav: %s", doubt)
         voice_frames = math.ceil(config.voice_s * MEL_FRAME_RATE_HZ)
-        size = ArenaSize.for_turns(config.retention, voice_frames, self.config.max_speaking_calls, grid.largest)
+        size = ArenaSize.for_turns(config.retention, voice_frames, self.config.max_speaking, grid.largest)
         arena = SpeechArena(
             FlowShape(model.config.flow, NUM_FLOW_STEPS), config.retention, size, DTYPES[config.dtype], device
         )
@@ -222,6 +225,15 @@ class StageSettings:
     code2wav: Code2WavSession
 
 
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What each stage has to know of a chat. Talker and code2wav are told only if it is spoken."""
+
+    thinker: ChatSession
+    talker: TalkerSession
+    code2wav: Code2WavSession
+
+
 def stage_settings(
     key: str, session: SessionConfig, reference: Tensor, voice: VoicePrompt, deadline_s: float
 ) -> StageSettings:
@@ -245,6 +257,25 @@ def stage_settings(
     talker = TalkerSession(key, session.codec, session.draws, _stream_seed(session.seed, _Stream.CODEC))
     code2wav = Code2WavSession(key, voice, session.draws, _stream_seed(session.seed, _Stream.SOURCE))
     return StageSettings(thinker, talker, code2wav)
+
+
+def chat_settings(
+    key: str, chat: ChatConfig, prompt: ChatPrompt, voice: VoicePrompt, deadline_s: float
+) -> ChatSettings:
+    """As `stage_settings`. deadline_s: of all that is done for the chat."""
+    thinker = ChatSession(
+        session_id=key,
+        prompt=prompt,
+        answer=chat.answer,
+        sampling=chat.text,
+        draws=chat.draws,
+        seed=_stream_seed(chat.seed, _Stream.TEXT),
+        deadline_s=deadline_s,
+    )
+    talker = TalkerSession(key, chat.codec, Draws.SAMPLED, _stream_seed(chat.seed, _Stream.CODEC), is_chat=True)
+    return ChatSettings(
+        thinker, talker, Code2WavSession(key, voice, Draws.SAMPLED, _stream_seed(chat.seed, _Stream.SOURCE))
+    )
 
 
 def place(

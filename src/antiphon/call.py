@@ -98,10 +98,38 @@ class Second:
 
 
 @dataclass(slots=True, eq=False)
-class CallRecord:
-    """One call. key: its name in messages, never used again.
+class Record:
+    """One session of either kind. key: its name in messages, never used again.
 
-    num_ready: stages that are ready for it. prompt: what the thinker said then. error: what the call ended with.
+    num_stages: that know it, the thinker first. num_ready: of them, those that are ready for it.
+    prompt: what the thinker said then. error: what the session ended with.
+    """
+
+    session_id: str
+    key: str
+    listener: Callable[[Happening], None]
+    opened_s: float
+    num_stages: int
+    phase: CallPhase = CallPhase.OPENING
+    num_ready: int = 0
+    prompt: PromptReady | None = None
+    opened: SessionOpened | None = None
+    error: AntiphonError | None = None
+
+    @property
+    def now_s(self) -> float:
+        """On the session's own clock."""
+        return 0.0
+
+    def end(self, error: AntiphonError) -> None:
+        """Nothing of the session will be answered any more."""
+        self.phase, self.error = CallPhase.ENDED, error
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord(Record):
+    """One call.
+
     epoch: counts interruptions. turn: of the newest handoff. is_saying: that turn has not ended.
     num_turn_samples: queued of the turn that was spoken last.
     num_sent: units in this epoch. num_units: decided in the call.
@@ -109,17 +137,8 @@ class CallRecord:
     moving: by (epoch, seq), who waits to hear what the call needs to go on elsewhere.
     """
 
-    session_id: str
-    key: str
-    session: SessionConfig
-    listener: Callable[[Happening], None]
-    opened_s: float
-    phase: CallPhase = CallPhase.OPENING
+    session: SessionConfig = field(kw_only=True)
     playback: PlaybackClock = field(default_factory=PlaybackClock)
-    num_ready: int = 0
-    prompt: PromptReady | None = None
-    opened: SessionOpened | None = None
-    error: AntiphonError | None = None
     epoch: int = 0
     turn: int = 0
     is_saying: bool = False
@@ -220,8 +239,8 @@ class CallRecord:
             self._finish_if_over(second)
 
     def end(self, error: AntiphonError) -> None:
-        """Nothing of the call will be answered any more."""
-        self.phase, self.error = CallPhase.ENDED, error
+        """As `Record.end`, for everybody who waits for something of the call."""
+        Record.end(self, error)
         for second in (*self.undecided.values(), *self.unspoken.values()):
             second.error = error
         for tell in self.moving.values():

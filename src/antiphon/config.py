@@ -12,8 +12,9 @@ from enum import Enum
 from typing import assert_never
 
 from antiphon.core.batch_grid import BatchGrid
+from antiphon.core.chat import AnswerConfig
 from antiphon.core.duplex import DuplexConfig
-from antiphon.core.sampling import CodecSampling, Draws, TextSampling
+from antiphon.core.sampling import CHAT_CODEC, CHAT_TEXT, CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.flow_membership import Retention
@@ -97,6 +98,7 @@ class EngineConfig:
     max_calls: sessions of the kind that the engine is made for whose caches fit at once.
 
     speaking_share: the part of them that may speak at the same time; who comes later waits until a turn ends.
+    max_speaking_chats: chats that may speak at the same time, besides them.
     max_prompt_tokens: prompts above it are refused.
     shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
     max_stored_voice_bytes: of conditioned voices; beyond them, those without a user go.
@@ -111,14 +113,22 @@ class EngineConfig:
     max_stored_prompt_bytes: int = 2**30
     max_stored_voice_bytes: int = 2**30
     code2wav: Code2WavConfig = field(default_factory=Code2WavConfig)
+    max_speaking_chats: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.speaking_share <= 1:
             raise ConfigError(f"speaking_share must be above 0 and at most 1, got {self.speaking_share}")
+        if self.max_speaking_chats < 1:
+            raise ConfigError(f"max_speaking_chats must be at least 1, got {self.max_speaking_chats}")
 
     @property
     def max_speaking_calls(self) -> int:
         return math.ceil(self.speaking_share * self.max_calls)
+
+    @property
+    def max_speaking(self) -> int:
+        """Of both kinds."""
+        return self.max_speaking_calls + self.max_speaking_chats
 
 
 class WindowMode(Enum):
@@ -175,6 +185,17 @@ class SessionConfig:
     max_slices: int = 1
     max_text_tokens: int = 64
     keeps_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """How one chat is answered. draws: of the text; its speech is always sampled."""
+
+    answer: AnswerConfig
+    text: TextSampling = CHAT_TEXT
+    codec: CodecSampling = CHAT_CODEC
+    draws: Draws = Draws.SAMPLED
+    seed: int = 0
 
 
 def check_window(window: WindowPolicy, max_unit_tokens: int, max_position_tokens: int) -> None:

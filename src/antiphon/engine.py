@@ -28,15 +28,18 @@ from antiphon.assembly import (
     TalkerAnswer,
     ThinkerAnswer,
     assemble,
+    chat_settings,
     stage_settings,
 )
-from antiphon.call import CallPhase, CallRecord, MovedCall, Second, TellMoved, UnitResult
-from antiphon.config import EngineConfig, SessionConfig
+from antiphon.call import CallPhase, CallRecord, MovedCall, Record, Second, TellMoved, UnitResult
+from antiphon.chat import ChatRecord, Errands
+from antiphon.config import ChatConfig, EngineConfig, SessionConfig
 from antiphon.core.clock import Clock
 from antiphon.core.duplex import Wish
 from antiphon.core.events import SessionEnded, SessionOpened, SpeechLost, TurnInterrupted
 from antiphon.core.messages import (
     Close,
+    CodecChunk,
     Done,
     Dropped,
     Failed,
@@ -47,12 +50,14 @@ from antiphon.core.messages import (
     Opened,
     Refused,
     Retain,
+    Spoken,
     Surveyed,
 )
 from antiphon.core.playback import PlaybackClock
 from antiphon.counts import EngineCounts, Surveys
 from antiphon.errors import AntiphonError, CallEnded, ConfigError, EngineStopped, InputError, InternalError
 from antiphon.happenings import Happening, opening_event
+from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.checkpoint import Checkpoint
 from antiphon.models.minicpmo.flow import draw_noise
 from antiphon.models.minicpmo.model import ModelConfig, model_config
@@ -60,7 +65,8 @@ from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.runner.placed import Died
 from antiphon.stages.thinker.rebuild import Retained
-from antiphon.stages.thinker.state import PromptReady, ThinkerSession, UnitInput, UnitOutcome
+from antiphon.stages.thinker.stage import ThinkerResult
+from antiphon.stages.thinker.state import PieceOutcome, PromptReady, ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import UNIT_S
 
 AboutT = TypeVar("AboutT")
@@ -89,7 +95,7 @@ class Engine:
         self._stages = stages
         self._inbox = inbox
         self._clock = clock
-        self._calls: dict[str, CallRecord] = {}
+        self._calls: dict[str, CallRecord | ChatRecord] = {}
         self._num_opened = 0
         self._death: AntiphonError | None = None
         self._surveys = Surveys()
@@ -166,6 +172,30 @@ class Engine:
         settings = stage_settings(record.key, session, reference, voice, deadline_s=record.opened_s + UNIT_S)
         return self._begin(record, settings, settings.thinker)
 
+    def begin_chat(
+        self,
+        session_id: str,
+        chat: ChatConfig,
+        prompt: ChatPrompt,
+        voice: VoicePrompt,
+        listener: Callable[[Happening], None],
+    ) -> Chat:
+        """Start a chat; its listener is told SessionOpened, then what it answers, then SessionEnded.
+
+        voice: to speak with, if it speaks. listener: as of `begin`. Raises: ConfigError if the name is taken.
+        """
+        self._check_new(session_id)
+        num_stages = len(self._stages.all) if chat.answer.is_spoken else 1
+        key, now_s = self._new_key(session_id), self._clock.now_s()
+        record = ChatRecord(session_id, key, listener, now_s, num_stages, config=chat)
+        settings = chat_settings(key, chat, prompt, voice, record.deadline_s)
+        self._calls[key] = record
+        self._stages.thinker.send(Open(key, settings.thinker))
+        if chat.answer.is_spoken:
+            self._stages.talker.send(Open(key, settings.talker))
+            self._stages.code2wav.send(Open(key, settings.code2wav))
+        return Chat(self, record)
+
     def resume(
         self, session_id: str, moved: MovedCall, voice: VoicePrompt, listener: Callable[[Happening], None]
     ) -> Call:
@@ -235,8 +265,8 @@ class Engine:
         record.listener(event)
         return event
 
-    def close(self, record: CallRecord) -> None:
-        """End a call wherever it is and give everything back; idempotent."""
+    def close(self, record: CallRecord | ChatRecord) -> None:
+        """End a session wherever it is and give everything back; idempotent."""
         if record.phase is not CallPhase.ENDED:
             self._end(record, CallEnded("the caller closed the call"))
 
@@ -298,19 +328,28 @@ class Engine:
         return [second.result() if isinstance(second, Second) else second for second in on_their_way]
 
     def _new_record(self, session_id: str, session: SessionConfig, listener: Callable[[Happening], None]) -> CallRecord:
-        """Raises: ConfigError if a call of this name is open, or what the engine ended with."""
-        if any(record.session_id == session_id for record in self._calls.values()):
-            raise ConfigError(f"a session named {session_id!r} is open; end it first or take another name")
+        """Raises: ConfigError if a session of this name is open, or what the engine ended with."""
+        self._check_new(session_id)
         return self._record(session_id, session, listener)
 
     def _record(self, session_id: str, session: SessionConfig, listener: Callable[[Happening], None]) -> CallRecord:
+        """Raises: what the engine ended with."""
+        key, num_stages = self._new_key(session_id), len(self._stages.all)
+        return CallRecord(session_id, key, listener, self._clock.now_s(), num_stages, session=session)
+
+    def _check_new(self, session_id: str) -> None:
+        """Raises: ConfigError if a session of this name is open."""
+        if any(record.session_id == session_id for record in self._calls.values()):
+            raise ConfigError(f"a session named {session_id!r} is open; end it first or take another name")
+
+    def _new_key(self, session_id: str) -> str:
         """Raises: what the engine ended with."""
         if self._death is not None:
             raise self._death
         # A name may come again while answers to its last owner are under way.
         key = f"{session_id} ({self._num_opened})"
         self._num_opened += 1
-        return CallRecord(session_id, key, session, listener, self._clock.now_s())
+        return key
 
     def _go_on(self, record: CallRecord, moved: MovedCall, voice: VoicePrompt) -> Call:
         record.num_units, record.turn = moved.num_units, moved.turn
@@ -333,6 +372,9 @@ class Engine:
         rest = self._take_common(answer)
         record = None if rest is None else self._calls.get(rest.address.session_id)
         if rest is None or record is None or (isinstance(rest, Dropped) and rest.fault is Fault.REPEATED):
+            return
+        if isinstance(record, ChatRecord):
+            self._advance_chat(record, rest)
             return
         tell = record.moving.pop((rest.address.epoch, rest.address.seq), None)
         if tell is not None:
@@ -362,7 +404,9 @@ class Engine:
         record = None if rest is None else self._calls.get(rest.address.session_id)
         if rest is None or record is None:
             return
-        if not isinstance(rest, Done):
+        if isinstance(record, ChatRecord):
+            self._advance_chat(record, rest)
+        elif not isinstance(rest, Done):
             self._lose_speech(record, rest)
         elif record.pronounce(rest.address, self._clock.now_s()):
             self._stages.code2wav.send(rest.result)
@@ -375,7 +419,9 @@ class Engine:
         record = None if rest is None else self._calls.get(rest.address.session_id)
         if rest is None or record is None:
             return
-        if isinstance(rest, Done):
+        if isinstance(record, ChatRecord):
+            self._advance_chat(record, rest)
+        elif isinstance(rest, Done):
             record.speak(rest.address, rest.result, self._clock.now_s())
         else:
             self._lose_speech(record, rest)
@@ -398,16 +444,40 @@ class Engine:
                 return answer
         return None
 
-    def _ready(self, record: CallRecord, about: object) -> None:
+    def _advance_chat(
+        self, record: ChatRecord, answer: Done[ThinkerResult | CodecChunk | Spoken[Tensor]] | Refused | Dropped
+    ) -> None:
+        """Go on with an answer; one with a hole in it is over."""
+        match answer:
+            case Done(result=PieceOutcome() | CodecChunk() | Spoken() as result):
+                self._send(record.take(result))
+                if record.is_over:
+                    self._end(record, CallEnded("the answer is complete"))
+            case Refused(error=error):
+                self._end(record, error)
+            case Done() | Dropped():
+                self._end(record, InternalError("a part of the answer was lost on its way"))
+
+    def _send(self, errands: Errands) -> None:
+        for asked in errands.thinker:
+            self._stages.thinker.send(asked)
+        for said in errands.talker:
+            self._stages.talker.send(said)
+        for chunk in errands.code2wav:
+            self._stages.code2wav.send(chunk)
+
+    def _ready(self, record: CallRecord | ChatRecord, about: object) -> None:
         record.num_ready += 1
         if isinstance(about, PromptReady):
             record.prompt = about
-        if record.num_ready == len(self._stages.all):
+        if record.num_ready == record.num_stages:
             assert record.prompt is not None, f"no stage said how long the prompt of {record.key} is"
             took_s = self._clock.now_s() - record.opened_s
             record.phase = CallPhase.OPEN
             record.opened = opening_event(record.session_id, record.prompt, took_s)
             record.listener(record.opened)
+            if isinstance(record, ChatRecord):
+                self._send(record.ask())
 
     def _lose_speech(self, record: CallRecord, answer: Refused | Dropped) -> None:
         """An answer with a hole in it is stopped as if it were interrupted."""
@@ -422,10 +492,10 @@ class Engine:
             record.listener(SpeechLost(address.turn, record.now_s, reason))
             self.interrupt(record)
 
-    def _end(self, record: CallRecord, error: AntiphonError) -> None:
-        """Close a call in all stages; nothing of it is passed on afterwards."""
+    def _end(self, record: Record, error: AntiphonError) -> None:
+        """Close a session in all its stages; nothing of it is passed on afterwards."""
         del self._calls[record.key]
-        for stage in self._stages.all:
+        for stage in self._stages.all[: record.num_stages]:
             stage.send(Close(record.key))
         record.end(error)
         record.listener(SessionEnded(record.now_s, error.code, str(error)))
@@ -480,7 +550,19 @@ class Call:
         self._engine.close(self.record)
 
 
-def _moved(record: CallRecord, answer: Done[UnitOutcome | Retained] | Refused | Dropped) -> MovedCall | AntiphonError:
+class Chat:
+    """One chat from its prompt to the end of its answer; made by `Engine`, used in its thread."""
+
+    def __init__(self, engine: Engine, record: ChatRecord) -> None:
+        self._engine = engine
+        self._record = record
+
+    def close(self) -> None:
+        """Give everything back, wherever the answer is; idempotent."""
+        self._engine.close(self._record)
+
+
+def _moved(record: CallRecord, answer: Done[ThinkerResult] | Refused | Dropped) -> MovedCall | AntiphonError:
     if isinstance(answer, Dropped):
         return InputError(f"the question was lost ({answer.fault.value}); ask again")
     if isinstance(answer, Refused):

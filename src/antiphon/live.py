@@ -19,14 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from antiphon.changing import CallSettings, ChangingCall
-from antiphon.config import SessionConfig
+from antiphon.config import ChatConfig, SessionConfig
 from antiphon.core.duplex import Wish
 from antiphon.core.events import InputRefused, SessionEnded, UnitDecided
 from antiphon.counts import EngineCounts
-from antiphon.engine import Engine
+from antiphon.engine import Chat, Engine
 from antiphon.errors import AntiphonError, AudioError, EngineStopped, InputError, InternalError
 from antiphon.happenings import Happening
 from antiphon.models.minicpmo.audio_features import check_samples
+from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.image import check_sides
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.thinker.state import UnitInput
@@ -166,6 +167,18 @@ class LiveEngine:
                 ongoing.fail(self._end)
         return ongoing
 
+    def begin_chat(
+        self, session_id: str, chat: ChatConfig, prompt: ChatPrompt, voice: VoicePrompt, tell: Tell
+    ) -> OngoingChat:
+        """Start a chat; as `Engine.begin_chat`, but SessionEnded is told if it could not start."""
+        ongoing = OngoingChat(tell)
+        with self._gate:
+            if self._end is None:
+                self.engine.call_soon(lambda: ongoing.open(self.engine, session_id, chat, prompt, voice))
+            else:
+                tell(SessionEnded(0.0, self._end.code, str(self._end)))
+        return ongoing
+
     def survey(self) -> EngineCounts:
         """How things stand in all stages. Raises: EngineStopped, InternalError if the engine is no more."""
         told: SimpleQueue[EngineCounts | AntiphonError] = SimpleQueue()
@@ -296,3 +309,21 @@ class Ongoing:
             case SessionEnded():
                 self._call = None
         self._tell(happening)
+
+
+class OngoingChat:
+    """A chat in the engine's thread, which alone uses it."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._chat: Chat | None = None
+
+    def open(self, engine: Engine, session_id: str, chat: ChatConfig, prompt: ChatPrompt, voice: VoicePrompt) -> None:
+        try:
+            self._chat = engine.begin_chat(session_id, chat, prompt, voice, self._tell)
+        except AntiphonError as error:
+            self._tell(SessionEnded(0.0, error.code, str(error)))
+
+    def close(self) -> None:
+        if self._chat is not None:
+            self._chat.close()

@@ -43,6 +43,7 @@ CONFIG = TalkerConfig(
     num_codec_tokens=16,
     audio_bos_id=19,
     max_position_tokens=4096,
+    text_eos_id=18,
 )
 EOS = CONFIG.num_codec_tokens - 1
 """One token of sixteen: most chunks that may end do, and few at once."""

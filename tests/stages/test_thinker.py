@@ -90,7 +90,7 @@ class Thinker:
 
     def open(self, session: ThinkerSession) -> ThinkerState:
         """A session whose prompt is in the cache. Raises: why it cannot be."""
-        state = self.stage.open(session)
+        state = self.stage.open_call(session)
         self.ready(session.session_id)
         return state
 

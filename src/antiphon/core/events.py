@@ -141,6 +141,19 @@ class ChangeRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerGrew:
+    """A piece of a chat's answer was decided.
+
+    text: what can be shown more of it. num_tokens: of the answer so far.
+    end: why it is over, by name; empty if it goes on.
+    """
+
+    text: str
+    num_tokens: int
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class InputRefused:
     """Something that the caller sent could not be used or was lost; the call goes on without it.
 
@@ -174,6 +187,7 @@ Event = (
     | SpeechLost
     | SettingsChanged
     | ChangeRefused
+    | AnswerGrew
     | InputRefused
     | SessionEnded
 )

@@ -74,8 +74,16 @@ class Retain:
 
 
 @dataclass(frozen=True, slots=True)
+class GoOn:
+    """Engine to thinker: decide the next piece of a chat's answer; to talker: say more of what it was handed."""
+
+    address: Address
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Handoff(Generic[HiddenT]):
-    """Thinker to talker: what to say in this unit.
+    """Thinker to talker: what to say in this unit, or in this piece of a chat's answer.
 
     hidden: [len(token_ids), hidden_size], the thinker's final-norm state at each token's own position.
     """
@@ -90,7 +98,11 @@ class Handoff(Generic[HiddenT]):
 
 @dataclass(frozen=True, slots=True)
 class CodecChunk:
-    """Talker to code2wav. is_first_of_turn: code2wav speaks at once instead of waiting for a full window."""
+    """Talker to code2wav.
+
+    is_first_of_turn: code2wav speaks at once instead of waiting for a full window; never in a chat.
+    goes_on: the talker has more to say of the same handoff.
+    """
 
     address: Address
     deadline_s: float
@@ -98,6 +110,7 @@ class CodecChunk:
     codec_tokens: tuple[int, ...]
     is_first_of_turn: bool
     ends_turn: bool
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ to them again. Keys are digests of content; nothing here knows what a prompt say
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from antiphon.core.admission import Admission
@@ -80,6 +81,15 @@ class PromptStore:
                 self._counts = replace(self._counts, num_evictions=self._counts.num_evictions + 1)
                 return True
         return False
+
+    def admit(self, wanted: Mapping[str, int], but: str = "") -> None:
+        """Reserve blocks by name, all or none; unused prompts make room, except `but`.
+
+        Raises: ResourceExhausted; nothing is reserved then.
+        """
+        while self._admission.num_free_blocks < sum(wanted.values()) and self.evict(but=but):
+            pass
+        self._admission.admit(wanted)
 
     def tables(self) -> list[tuple[int, ...]]:
         """All blocks held, for `BlockPool.check`."""

@@ -45,13 +45,26 @@ class TextSampling:
             raise ConfigError(f"the repetition window must hold at least 1 id, got {self.repetition_window_tokens}")
 
 
+CHAT_TEXT = TextSampling(temperature=0.7, top_k=100, top_p=0.8, repetition_penalty=1.02, length_penalty=1.0)
+"""How a chat chooses its words unless somebody says otherwise (REFERENCE 14.4)."""
+
+
+ALL_TOKENS = 2**31 - 1
+"""More than there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class CodecSampling:
-    """repetition_window_tokens: of the present chunk; the reference never looks further back."""
+    """repetition_window_tokens: of the present chunk, in a chat of the answer; the reference never looks further back.
+
+    top_p, top_k: what is chosen of. A call chooses of all tokens, as the reference does (REFERENCE 8.2).
+    """
 
     temperature: float = 0.8
     repetition_penalty: float = 1.05
     repetition_window_tokens: int = 16
+    top_p: float = 1.0
+    top_k: int = ALL_TOKENS
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -60,3 +73,14 @@ class CodecSampling:
             raise ConfigError(f"the codec repetition penalty must be above 0, got {self.repetition_penalty}")
         if self.repetition_window_tokens < 1:
             raise ConfigError(f"the codec repetition window holds at least 1, got {self.repetition_window_tokens}")
+        if not 0 < self.top_p <= 1 or self.top_k < 1:
+            raise ConfigError(f"codec top_p must be in (0, 1] and top_k at least 1, got {self.top_p} and {self.top_k}")
+
+    @property
+    def is_cut(self) -> bool:
+        """Not all tokens may be chosen."""
+        return self.top_p < 1 or self.top_k < ALL_TOKENS
+
+
+CHAT_CODEC = CodecSampling(top_p=0.85, top_k=25)
+"""How a chat's speech is chosen (REFERENCE 14.5); its first token is of all."""

@@ -41,11 +41,46 @@ class TextRules:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatRules:
+    """What a row of a chat decides by (REFERENCE 14.4). R rows, V vocabulary.
+
+    forbidden: [R, V] bool, ids that the row never samples.
+    history: [R, W] int64, the answer's last ids; -1 for empty places.
+    repetition_penalty: [R] float32.
+    is_greedy: [R] bool.
+    temperature, top_p: [R] float32. top_k: [R] int64, at least 1.
+    seeds, counters: [R] int64.
+    """
+
+    forbidden: Tensor
+    history: Tensor
+    repetition_penalty: Tensor
+    is_greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seeds: Tensor
+    counters: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TextChoice:
     """ids: [R] int64. is_recorded: [R] bool, whether the id enters the row's history."""
 
     ids: Tensor
     is_recorded: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCut:
+    """Of how many tokens rows choose, which only chats' do (REFERENCE 14.5). R rows.
+
+    is_cut: [R] bool, the others choose of all. top_p: [R] float32. top_k: [R] int64.
+    """
+
+    is_cut: Tensor
+    top_p: Tensor
+    top_k: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +92,7 @@ class CodecRules:
     is_eos_masked: [R] bool, the chunk may not end yet.
     is_greedy: [R] bool.
     seeds, counters: [R] int64.
+    cut: None if every row chooses of all tokens.
     """
 
     history: Tensor
@@ -66,3 +102,4 @@ class CodecRules:
     is_greedy: Tensor
     seeds: Tensor
     counters: Tensor
+    cut: CodecCut | None = None

@@ -1,6 +1,6 @@
-"""From logits to the next id, all rules of the reference, every row by its own settings.
+"""From logits to the next id: `sample_text` for calls, `sample_chat` for chats, `sample_codec` for speech.
 
-`sample_text` (thinker, REFERENCE 4.4), in this order:
+`sample_text` (REFERENCE 4.4), in this order:
   1. chunk_eos, if one draw from softmax(logits) (greedy: the argmax) is it; nothing else of that draw is used;
   2. forbidden ids to -inf;
   3. repeated ids divided by the penalty, whatever their sign;
@@ -8,8 +8,9 @@
   5. the listen scale; listen at once if fewer than listen_top_k ids are above it;
   6. greedy: the argmax; else temperature, top-k, top-p, and a draw.
 A row that must speak, which the reference does not know, skips 1 and 5; listen is forbidden in it like the ids of 2.
-`sample_codec` (talker, REFERENCE 8.2): temperature; penalty ** count over the history, sign-aware; EOS to -inf while
-the chunk may not end; a draw from the whole distribution.
+`sample_chat` (REFERENCE 14.4): the row's forbidden ids to -inf; repeated ids by the penalty, sign-aware; then as 6.
+`sample_codec` (REFERENCE 8.2): temperature; penalty ** count over the history, sign-aware; EOS to -inf while the chunk
+may not end; where the row is cut, top-p, then top-k, at least 3 of each (REFERENCE 14.5); a draw.
 
 | tensor       | shape        | dtype                                                                  |
 |--------------|--------------|------------------------------------------------------------------------|
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from antiphon.errors import ShapeError
 from antiphon.kernels.sampling import reference
-from antiphon.kernels.sampling.contract import CodecRules, TextChoice, TextRules
+from antiphon.kernels.sampling.contract import ChatRules, CodecRules, TextChoice, TextRules
 
 
 def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
@@ -38,6 +39,15 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
             f"got {tuple(logits.shape)}"
         )
     return reference.sample_text(logits, rules)
+
+
+def sample_chat(logits: Tensor, rules: ChatRules) -> Tensor:
+    """Choose one text id per row of a chat, [R] int64; order and tensors in the module's docstring."""
+    if logits.shape != rules.forbidden.shape or logits.shape[0] != rules.history.shape[0]:
+        raise ShapeError(
+            f"sample_chat wants logits {tuple(rules.forbidden.shape)} by its rules, got {tuple(logits.shape)}"
+        )
+    return reference.sample_chat(logits, rules)
 
 
 def codec_scores(logits: Tensor, rules: CodecRules) -> Tensor:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from antiphon.kernels.sampling.contract import CodecRules, TextChoice, TextRules
+from antiphon.kernels.sampling.contract import ChatRules, CodecCut, CodecRules, TextChoice, TextRules
 from antiphon.kernels.sampling.draws import gumbel, uniform
+
+MIN_KEPT = 3
+"""Codec tokens that a cut leaves at least (REFERENCE 14.5)."""
 
 
 def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
@@ -18,11 +21,22 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
     scores[:, rules.listen] = listen_scores
     rank = (scores > listen_scores[:, None]).sum(-1)
     is_forced_listen = (rank < rules.listen_top_k) & ~rules.must_speak
-    drawn = _truncated(scores / rules.temperature[:, None], rules)
+    drawn = _truncated(scores / rules.temperature[:, None], rules.top_k, rules.top_p)
     drawn = drawn + gumbel(rules.seeds, 2 * rules.counters, drawn.shape[-1])
     chosen = torch.where(rules.is_greedy, scores.argmax(-1), drawn.argmax(-1))
     chosen = chosen.masked_fill(is_forced_listen, rules.listen).masked_fill(is_chunk_eos, rules.chunk_eos)
     return TextChoice(chosen, ~(is_chunk_eos | is_forced_listen))
+
+
+def sample_chat(logits: Tensor, rules: ChatRules) -> Tensor:
+    """Shapes and meaning as in `op.sample_chat`."""
+    scores = logits.float().masked_fill(rules.forbidden, -torch.inf)
+    penalty = rules.repetition_penalty[:, None]
+    is_repeated = _counts(rules.history, scores.shape[-1]) > 0
+    scores = torch.where(is_repeated, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    drawn = _truncated(scores / rules.temperature[:, None], rules.top_k, rules.top_p)
+    drawn = drawn + gumbel(rules.seeds, rules.counters, drawn.shape[-1])
+    return torch.where(rules.is_greedy, scores.argmax(-1), drawn.argmax(-1))
 
 
 def codec_scores(logits: Tensor, rules: CodecRules) -> Tensor:
@@ -31,7 +45,8 @@ def codec_scores(logits: Tensor, rules: CodecRules) -> Tensor:
     penalty = rules.repetition_penalty[:, None] ** _counts(rules.history, scores.shape[-1])
     scores = torch.where(scores < 0, scores * penalty, scores / penalty)
     eos = scores[:, -1].masked_fill(rules.is_eos_masked, -torch.inf)
-    return torch.cat([scores[:, :-1], eos[:, None]], dim=-1)
+    scores = torch.cat([scores[:, :-1], eos[:, None]], dim=-1)
+    return scores if rules.cut is None else _cut(scores, rules.cut)
 
 
 def sample_codec(logits: Tensor, rules: CodecRules) -> Tensor:
@@ -59,14 +74,25 @@ def _penalised(scores: Tensor, rules: TextRules) -> Tensor:
     return scores
 
 
-def _truncated(scores: Tensor, rules: TextRules) -> Tensor:
+def _truncated(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Keep the top k (ties with the k-th survive), then the smallest set whose mass exceeds top p."""
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    last_kept = ordered.gather(1, rules.top_k.clamp(max=scores.shape[-1])[:, None] - 1)
+    last_kept = ordered.gather(1, top_k.clamp(max=scores.shape[-1])[:, None] - 1)
     ordered = ordered.masked_fill(ordered < last_kept, -torch.inf)
     mass = ordered.softmax(-1).cumsum(-1)
     mass_before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], dim=-1)
-    ordered = ordered.masked_fill(mass_before > rules.top_p[:, None], -torch.inf)
+    ordered = ordered.masked_fill(mass_before > top_p[:, None], -torch.inf)
+    return torch.empty_like(scores).scatter(1, order, ordered)
+
+
+def _cut(scores: Tensor, cut: CodecCut) -> Tensor:
+    """Keep the smallest set whose mass reaches top p, of it the top k, and never fewer than `MIN_KEPT`."""
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.softmax(-1).cumsum(-1)
+    mass_before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], dim=-1)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    is_kept = ((mass_before < cut.top_p[:, None]) & (rank < cut.top_k[:, None])) | (rank < MIN_KEPT)
+    ordered = ordered.masked_fill(~is_kept & cut.is_cut[:, None], -torch.inf)
     return torch.empty_like(scores).scatter(1, order, ordered)
 
 

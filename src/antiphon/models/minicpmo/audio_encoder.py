@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from antiphon.errors import AudioError, ConfigError
 from antiphon.kernels.attention.op import attention
-from antiphon.models.minicpmo.audio_features import HOP_SAMPLES, MelExtractor
+from antiphon.models.minicpmo.audio_features import HOP_SAMPLES, PIECE_SAMPLES, MelExtractor
 from antiphon.models.minicpmo.audio_stream import CHUNK_FRAMES, EXTRA_FRAMES, MelChunk
 from antiphon.models.minicpmo.config import AudioConfig
 from antiphon.models.minicpmo.each_row import each_row
@@ -286,6 +286,13 @@ def _chunk_causal_bias(num_frames: Sequence[int], num_chunk_positions: int, *, l
 def _num_positions(num_frames: int) -> int:
     """Positions that the convolutions make of so many frames."""
     return -(-num_frames // FRAMES_PER_POSITION)
+
+
+def num_reference_tokens(num_samples: int, pool_step: int) -> int:
+    """Embeddings that `AudioEncoder.encode_reference` makes of so many samples; 0 if they are too few."""
+    num_pieces, rest = divmod(num_samples, PIECE_SAMPLES)
+    lengths = (*[PIECE_SAMPLES] * num_pieces, rest)
+    return sum(_num_positions(-(-length // HOP_SAMPLES)) // pool_step for length in lengths)
 
 
 def _check(config: AudioConfig) -> None:

@@ -79,6 +79,7 @@ class TalkerConfig:
     num_codec_tokens: int
     audio_bos_id: int
     max_position_tokens: int
+    text_eos_id: int
 
 
 class _Part(BaseModel):
@@ -156,6 +157,7 @@ class _Tts(_Part):
     num_audio_tokens: int
     num_vq: Literal[1]
     audio_bos_token_id: int
+    text_eos_token_id: int
     max_position_embeddings: int
     projector_type: Literal["mlp"]
     condition_type: Literal["hidden_text_merge"]
@@ -249,6 +251,7 @@ def talker_config(raw: RawConfig) -> TalkerConfig:
         num_codec_tokens=c.num_audio_tokens,
         audio_bos_id=c.audio_bos_token_id,
         max_position_tokens=c.max_position_embeddings,
+        text_eos_id=c.text_eos_token_id,
     )
 
 

@@ -17,7 +17,7 @@ RELEASED = ModelConfig(
     num_vision_layers=27,
     audio=AudioConfig(1024, 24, 16, 4096, 80, 1500, 5, 1.0, 4096),
     talker=TalkerConfig(
-        DecoderConfig(768, 20, 12, 12, 64, 3072, 1e4, 1e-6, has_qk_norm=False), 4096, 152064, 6562, 151687, 4096
+        DecoderConfig(768, 20, 12, 12, 64, 3072, 1e4, 1e-6, has_qk_norm=False), 4096, 152064, 6562, 151687, 4096, 151692
     ),
     flow=FlowConfig(
         6561, 80, 192, 0.7, EncoderConfig(512, 6, 4, 8, 2048, 3, 2), EstimatorConfig(320, 512, 16, 8, 64, 2048)
@@ -68,6 +68,7 @@ def config_document(config: ModelConfig) -> dict[str, object]:
             "num_text_tokens": talker.num_text_tokens,
             "num_audio_tokens": talker.num_codec_tokens,
             "audio_bos_token_id": talker.audio_bos_id,
+            "text_eos_token_id": talker.text_eos_id,
             "num_vq": 1,
             "projector_type": "mlp",
             "condition_type": "hidden_text_merge",

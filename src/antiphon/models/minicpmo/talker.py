@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
+from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.config import TalkerConfig
 from antiphon.models.minicpmo.decoder import Decoder
 
@@ -46,16 +47,17 @@ class TalkerNetwork(nn.Module):
         """Replace the head's magnitude and direction by their product; once, after loading."""
         parametrize.remove_parametrizations(self.head_code[0], "weight")
 
-    def condition(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+    def condition(self, token_ids: Tensor, hidden: Tensor, *, ends_text: bool = False) -> Tensor:
         """The chunk's condition: text embedding plus the unit vector of the projected state, then audio_bos.
 
         token_ids: [n] int64, n = 0 allowed.
         hidden: [n, llm_hidden], each token's own final-norm state.
-        Returns [n + 1, hidden].
+        ends_text: no text follows in the turn, which only a chat says: text_eos stands before audio_bos.
+        Returns [n + 1, hidden], or one more with text_eos.
         """
-        audio_bos = torch.full((1,), self.config.audio_bos_id, device=token_ids.device)
         spoken = self.emb_text(token_ids) + F.normalize(self.projector_semantic(hidden), dim=-1)
-        return torch.cat([spoken, self.emb_text(audio_bos)])
+        marks = (self.config.text_eos_id, self.config.audio_bos_id) if ends_text else (self.config.audio_bos_id,)
+        return torch.cat([spoken, self.emb_text(upload(torch.tensor(marks), token_ids.device))])
 
     def embed_codes(self, codec_tokens: Tensor) -> Tensor:
         """codec_tokens: [N] int64. Returns [N, hidden]."""

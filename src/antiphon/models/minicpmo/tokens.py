@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from antiphon.core.chat import ChatTokens
 from antiphon.core.duplex import DuplexTokens
 from antiphon.errors import CheckpointError
 
@@ -27,19 +28,22 @@ _QWEN_SPLIT = (
 class SpecialTokens:
     """Ids by role.
 
-    duplex: what the loop acts on.
+    duplex: what the loop acts on. chat: what an answer of a chat acts on.
     image_start .. slice_end: around a picture's and a slice's embeddings.
     eos: the tokenizer's end of text, the id that the reference's listen rules really act on (REFERENCE quirk 1).
     forbidden: never sampled: the pad token, `chunk_eos` (decided apart) and the checkpoint's bad ids.
+    unspeakable: never sampled in a chat's spoken answer: what is forbidden, but for what steers the answer, and marks.
     """
 
     duplex: DuplexTokens
+    chat: ChatTokens
     image_start: int
     image_end: int
     slice_start: int
     slice_end: int
     eos: int
     forbidden: tuple[int, ...]
+    unspeakable: tuple[int, ...]
 
 
 class _AddedToken(BaseModel):
@@ -139,6 +143,13 @@ def special_tokens(tokenizer: Tokenizer, eos_token: str, bad_ids: tuple[int, ...
     if missing:
         raise CheckpointError(f"the tokenizer lacks {', '.join(missing)}; a duplex model needs them")
     ids = {role: vocab[text] for role, text in _ROLES.items()}
+    forbidden = {ids["tts_pad"], ids["chunk_eos"], *bad_ids}
+    unspoken = {vocab[character] for character in _UNSPOKEN if character in vocab}
+    chat = ChatTokens(
+        ends=(vocab[eos_token], ids["text_end"], ids["tts_eos"]),
+        piece_end=ids["chunk_eos"],
+        decisions=(ids["listen"], ids["speak"], ids["turn_eos"]),
+    )
     return SpecialTokens(
         duplex=DuplexTokens(
             unit_start=ids["unit_start"],
@@ -149,15 +160,19 @@ def special_tokens(tokenizer: Tokenizer, eos_token: str, bad_ids: tuple[int, ...
             chunk_eos=ids["chunk_eos"],
             chunk_tts_eos=ids["chunk_tts_eos"],
         ),
+        chat=chat,
         image_start=ids["image_start"],
         image_end=ids["image_end"],
         slice_start=ids["slice_start"],
         slice_end=ids["slice_end"],
         eos=vocab[eos_token],
-        forbidden=tuple(sorted({ids["tts_pad"], ids["chunk_eos"], *bad_ids})),
+        forbidden=tuple(sorted(forbidden)),
+        unspeakable=tuple(sorted((forbidden | unspoken) - {*chat.ends, chat.piece_end})),
     )
 
 
+_UNSPOKEN = ":#@*()[]&/$"
+"""Tokens that a spoken answer does without (REFERENCE 14.4)."""
 _ROLES = {
     "unit_start": "<unit>",
     "unit_end": "</unit>",
@@ -171,6 +186,9 @@ _ROLES = {
     "slice_start": "<slice>",
     "slice_end": "</slice>",
     "tts_pad": "<|tts_pad|>",
+    "text_end": "<|endoftext|>",
+    "tts_eos": "<|tts_eos|>",
+    "speak": "<|speak|>",
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core.sampling import CodecSampling, Draws
-from antiphon.kernels.sampling.contract import CodecRules
+from antiphon.kernels.sampling.contract import CodecCut, CodecRules
 from antiphon.kernels.sampling.op import sample_codec
 from antiphon.kernels.transfer import Download, upload
 from antiphon.models.minicpmo.talker import TalkerNetwork
@@ -47,7 +47,8 @@ class CodecChooser:
         past = self.table.past([draw.place for draw in draws])
         tokens = sample_codec(self._network.logits(states), _rules(draws, past.history))
         ids = Download(tokens)
-        self.table.record(past, tokens, torch.ones_like(tokens, dtype=torch.bool), tokens)
+        # The end of what is said is no token of it: a chat goes on after it in the same history.
+        self.table.record(past, tokens, tokens != self._network.config.num_codec_tokens - 1, tokens)
         return ids
 
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
@@ -61,6 +62,7 @@ def _rules(draws: Sequence[CodecDraw], history: Tensor) -> CodecRules:
         [
             [draw.sampling.repetition_penalty for draw in draws],
             [draw.sampling.temperature for draw in draws],
+            [draw.sampling.top_p for draw in draws],
         ],
         dtype=torch.float32,
     )
@@ -70,11 +72,14 @@ def _rules(draws: Sequence[CodecDraw], history: Tensor) -> CodecRules:
             [draw.draws is Draws.MOST_LIKELY for draw in draws],
             [draw.seed for draw in draws],
             [draw.counter for draw in draws],
+            [draw.sampling.is_cut for draw in draws],
+            [draw.sampling.top_k for draw in draws],
         ],
         dtype=torch.int64,
     )
-    repetition_penalty, temperature = upload(fractions, history.device)
-    is_eos_masked, is_greedy, seeds, counters = upload(numbers, history.device)
+    repetition_penalty, temperature, top_p = upload(fractions, history.device)
+    is_eos_masked, is_greedy, seeds, counters, is_cut, top_k = upload(numbers, history.device)
+    has_cuts = any(draw.sampling.is_cut for draw in draws)
     return CodecRules(
         history=history,
         repetition_penalty=repetition_penalty,
@@ -83,4 +88,5 @@ def _rules(draws: Sequence[CodecDraw], history: Tensor) -> CodecRules:
         is_greedy=is_greedy.bool(),
         seeds=seeds,
         counters=counters,
+        cut=CodecCut(is_cut.bool(), top_p, top_k) if has_cuts else None,
     )

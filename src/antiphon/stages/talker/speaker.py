@@ -1,18 +1,19 @@
 """From spoken tokens and their hidden states to codec tokens, as generators for common steps.
 
-Source: REFERENCE 8. Shown by tests/stages/test_talker.py and the golden kind talker.
+Source: REFERENCE 8; in chats 14.5. Shown by tests/stages/test_talker.py and the golden kind talker.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from antiphon.core.context import Context
-from antiphon.core.messages import CodecChunk, Handoff
+from antiphon.core.messages import CodecChunk, GoOn, Handoff
+from antiphon.core.sampling import ALL_TOKENS
 from antiphon.core.window import BasicWindow
 from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.talker import TalkerNetwork
@@ -20,10 +21,13 @@ from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
 from antiphon.stages.stepping import Request, Settle, StepLoop, Steps
 from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
-from antiphon.stages.talker.state import TalkerState
+from antiphon.stages.talker.state import Saying, TalkerState
 
 MAX_CHUNK_TOKENS = 25
 """Codec tokens in one second of speech. The reference samples one more and drops it (REFERENCE 8.2)."""
+
+MAX_HANDOFF_TOKENS = 500
+"""Codec tokens that a chat says of one handoff; the reference's limit of a chunk of text (REFERENCE 14.5)."""
 
 ResultT = TypeVar("ResultT")
 SpeakerSteps = Steps[CodecDraw, ResultT]
@@ -74,6 +78,66 @@ class Speaker:
             handoff.address, handoff.deadline_s, handoff.unit, tuple(tokens), is_first_of_turn, handoff.ends_turn
         )
 
+    def say(self, state: TalkerState, handoff: Handoff[Tensor]) -> SpeakerSteps[CodecChunk]:
+        """The first chunk of one piece of a chat's answer; `say_more` while it goes on. Errors as of `speak`."""
+        if state.saying is None:
+            state.saying = Saying(self.chooser.table.take(state.session.sampling.repetition_window_tokens))
+        saying = state.saying
+        assert saying.drawn is None, "the handoff before this one is not said"
+        ids = upload(torch.tensor(handoff.token_ids, dtype=torch.int64), self._device)
+        condition = self._network.condition(ids, upload(handoff.hidden, self._device), ends_text=handoff.ends_turn)
+        self._make_room(state.context, condition.shape[0] + MAX_HANDOFF_TOKENS)
+        saying.ends_turn, saying.num_tokens = handoff.ends_turn, 0
+        row = Row(state.context, state.context.append(condition.shape[0]))
+        reply = yield Request(row, condition, _draw(state, saying.slot, saying.newest, is_eos_masked=False))
+        saying.drawn = reply.drawn
+        return (yield from self.say_more(state, handoff))
+
+    def say_more(self, state: TalkerState, work: Handoff[Tensor] | GoOn) -> SpeakerSteps[CodecChunk]:
+        """The next chunk of what a chat's talker is at. work: of which this is the answer."""
+        saying, context = state.saying, state.context
+        assert saying is not None, "nothing is being said"
+        tokens: list[int] = []
+        goes_on = True
+        while goes_on and len(tokens) < MAX_CHUNK_TOKENS:
+            drawn = saying.drawn
+            assert drawn is not None, "all of the handoff is said"
+            draw = _draw(state, saying.slot, Newest.TAKEN, is_eos_masked=False)
+            reply = yield Request(Row(context, context.append(1)), saying.slot, draw)
+            saying.drawn, token = reply.drawn, drawn.read()
+            if token == self._eos:
+                context.retract(1)
+                goes_on = False
+            else:
+                tokens.append(token)
+                saying.num_tokens += 1
+                goes_on = saying.num_tokens < MAX_HANDOFF_TOKENS
+        if not goes_on:
+            # The draw after the end, or after the limit, never happened.
+            state.num_draws -= 1
+            saying.newest, saying.drawn = Newest.VOID, None
+        context.close_unit(state.num_chunks, ())
+        unit, ends_turn = state.num_chunks, saying.ends_turn and not goes_on
+        state.num_chunks += 1
+        if ends_turn:
+            self.forget(state)
+        return CodecChunk(
+            work.address,
+            work.deadline_s,
+            unit,
+            tuple(tokens),
+            is_first_of_turn=False,
+            ends_turn=ends_turn,
+            goes_on=goes_on,
+        )
+
+    def forget(self, state: TalkerState) -> None:
+        """The turn is over; idempotent."""
+        state.context.free()
+        if state.saying is not None:
+            self.chooser.table.give_back(state.saying.slot)
+            state.saying = None
+
     def codes(self, state: TalkerState, condition: Tensor, *, min_tokens: int) -> SpeakerSteps[tuple[CodecStep, ...]]:
         """Sample until EOS or until one token more than a chunk holds; neither stays in the context.
 
@@ -95,7 +159,7 @@ class Speaker:
         context = state.context
         steps: list[CodecStep] = []
         row = Row(context, context.append(condition.shape[0]))
-        newest = yield Request(row, condition, _draw(state, slot, 0, min_tokens))
+        newest = yield Request(row, condition, _draw(state, slot, Newest.FORGOTTEN, is_eos_masked=min_tokens > 0))
         while True:
             drawn, hidden = newest.drawn, newest.states[-1]
             assert drawn is not None, "a draw was asked for"
@@ -104,7 +168,7 @@ class Speaker:
                 yield Settle(drawn)
             else:
                 # Fed before it is read: an EOS costs this row, which is taken back.
-                draw = _draw(state, slot, len(steps) + 1, min_tokens)
+                draw = _draw(state, slot, Newest.TAKEN, is_eos_masked=len(steps) + 1 < min_tokens)
                 newest = yield Request(Row(context, context.append(1)), slot, draw)
             token = drawn.read()
             steps.append(CodecStep(token, hidden, token == self._eos))
@@ -124,15 +188,16 @@ class Speaker:
             context.slide(plan)
 
 
-def _draw(state: TalkerState, slot: DrawSlot, number: int, min_tokens: int) -> CodecDraw:
-    """number: of the token in its chunk, from 0."""
+def _draw(state: TalkerState, slot: DrawSlot, newest: Newest, *, is_eos_masked: bool) -> CodecDraw:
     session = state.session
-    newest = Newest.TAKEN if number else Newest.FORGOTTEN
+    sampling = session.sampling
+    if newest is Newest.FORGOTTEN:
+        sampling = replace(sampling, top_p=1.0, top_k=ALL_TOKENS)
     draw = CodecDraw(
-        sampling=session.sampling,
+        sampling=sampling,
         draws=session.draws,
         place=DrawPlace(slot, newest, session.sampling.repetition_window_tokens),
-        is_eos_masked=number < min_tokens,
+        is_eos_masked=is_eos_masked,
         seed=session.seed,
         counter=state.num_draws,
     )

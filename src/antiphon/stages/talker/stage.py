@@ -9,13 +9,13 @@ from torch import Tensor
 
 from antiphon.core.admission import Admission
 from antiphon.core.context import Context
-from antiphon.core.messages import CodecChunk, Handoff
+from antiphon.core.messages import CodecChunk, GoOn, Handoff
 from antiphon.core.window import SlideMode
 from antiphon.errors import AntiphonError
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.loop import Ready
 from antiphon.stages.paged import CacheConfig
-from antiphon.stages.talker.speaker import Speaker
+from antiphon.stages.talker.speaker import Speaker, SpeakerSteps
 from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
 
 
@@ -27,15 +27,20 @@ def turn_cache(max_position_tokens: int, block_size: int = 16) -> CacheConfig:
 class TalkerStage:
     """Owns the talker's sessions, and who of them may speak.
 
-    A session holds room for a whole turn from its first handoff to its turn's end; who finds none waits for it.
+    A session holds room for a whole turn from its first handoff to its turn's end; who finds none waits for it. Chats
+    have rooms of their own, so that no call waits for a chat.
     """
 
-    def __init__(self, network: TalkerNetwork, cache: CacheConfig) -> None:
-        """cache: one that holds a turn of full length at least."""
+    def __init__(self, network: TalkerNetwork, cache: CacheConfig, num_chat_rooms: int = 0) -> None:
+        """cache: one that holds a call's turn of full length at least, besides `num_chat_rooms` of chats."""
         self.speaker = Speaker(network, cache)
         self._turn_blocks = turn_cache(network.config.max_position_tokens, cache.block_size).num_blocks
-        self._room = Admission(cache.num_blocks)
-        self._waiting: dict[str, tuple[TalkerState, Handoff[Tensor]]] = {}  # in order; they may have found no room
+        num_chat_blocks = num_chat_rooms * self._turn_blocks
+        self._room = Admission(cache.num_blocks - num_chat_blocks)
+        self._chat_room = Admission(num_chat_blocks)
+        self._waiting: dict[
+            str, tuple[TalkerState, Handoff[Tensor] | GoOn]
+        ] = {}  # in order; they may have found no room
         self._opened: dict[str, Ready[None]] = {}
 
     def open(self, session: TalkerSession) -> TalkerState:
@@ -44,9 +49,9 @@ class TalkerStage:
         self._opened[session.session_id] = Ready(None)
         return TalkerState(session, context)
 
-    def start(self, state: TalkerState, handoff: Handoff[Tensor]) -> None:
-        """Speak a handoff; `step` returns its chunk."""
-        self._waiting[state.session.session_id] = (state, handoff)
+    def start(self, state: TalkerState, work: Handoff[Tensor] | GoOn) -> None:
+        """Speak a handoff, or go on with it; `step` returns its chunk."""
+        self._waiting[state.session.session_id] = (state, work)
 
     @property
     def is_idle(self) -> bool:
@@ -57,14 +62,14 @@ class TalkerStage:
         ended: dict[str, Ready[None] | CodecChunk | AntiphonError] = {**self._opened}
         self._opened.clear()
         while session_id := self._who_fits():
-            state, handoff = self._waiting.pop(session_id)
-            if not self._room.is_admitted(session_id):
-                self._room.admit({session_id: self._turn_blocks})
-            self.speaker.loop.add(session_id, self.speaker.speak(state, handoff), handoff.deadline_s)
+            state, work = self._waiting.pop(session_id)
+            if not self._room_of(state).is_admitted(session_id):
+                self._room_of(state).admit({session_id: self._turn_blocks})
+            self.speaker.loop.add(session_id, self._speak(state, work), work.deadline_s)
         for finished in self.speaker.loop.step():
             ended[finished.session_id] = finished.result
             if isinstance(finished.result, CodecChunk) and finished.result.ends_turn:
-                self._room.leave(finished.session_id)
+                self._leave_room(finished.session_id)
         return ended
 
     def interrupt(self, state: TalkerState, epoch: int) -> None:
@@ -72,8 +77,8 @@ class TalkerStage:
         session_id = state.session.session_id
         self._waiting.pop(session_id, None)
         self.speaker.loop.cancel(session_id)
-        state.context.free()
-        self._room.leave(session_id)
+        self.speaker.forget(state)
+        self._leave_room(session_id)
 
     def close(self, state: TalkerState) -> None:
         """Stop the session's work and give its blocks back; idempotent."""
@@ -83,8 +88,22 @@ class TalkerStage:
     def survey(self) -> TalkerCounts:
         return TalkerCounts(len(self._waiting), self._room.num_free_blocks // self._turn_blocks)
 
+    def _speak(self, state: TalkerState, work: Handoff[Tensor] | GoOn) -> SpeakerSteps[CodecChunk]:
+        if isinstance(work, GoOn):
+            return self.speaker.say_more(state, work)
+        return self.speaker.say(state, work) if state.session.is_chat else self.speaker.speak(state, work)
+
     def _who_fits(self) -> str:
         """The most urgent session that waits and has or finds room; "" for none."""
         by_urgency = sorted(self._waiting.items(), key=lambda entry: entry[1][1].deadline_s)
-        has_room = self._room.num_free_blocks >= self._turn_blocks
-        return next((key for key, _ in by_urgency if has_room or self._room.is_admitted(key)), "")
+        return next((key for key, (state, _) in by_urgency if self._fits(key, self._room_of(state))), "")
+
+    def _fits(self, session_id: str, room: Admission) -> bool:
+        return room.num_free_blocks >= self._turn_blocks or room.is_admitted(session_id)
+
+    def _room_of(self, state: TalkerState) -> Admission:
+        return self._chat_room if state.session.is_chat else self._room
+
+    def _leave_room(self, session_id: str) -> None:
+        for room in (self._room, self._chat_room):
+            room.leave(session_id)

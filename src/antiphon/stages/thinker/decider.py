@@ -12,15 +12,16 @@ from torch import Tensor
 
 from antiphon.core.duplex import UnitDecisions, Utterance, Wish
 from antiphon.core.messages import Address, Handoff
+from antiphon.core.window import OffWindow, SlideMode
 from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import TextStream, TextTokenizer
 from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.stepping import Drawn, Settle, StepLoop
-from antiphon.stages.thinker.choosing import TextChooser, TextDraw, Turn
+from antiphon.stages.thinker.choosing import TextChooser, TextDraw, Turn, UnitDraw
 from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
-from antiphon.stages.thinker.state import PromptDone, ThinkerSession, UnitOutcome
+from antiphon.stages.thinker.state import PieceOutcome, PromptDone, ThinkerSession, UnitOutcome
 
 DeciderSteps = MemorySteps[PromptDone | UnitOutcome]
 
@@ -61,7 +62,7 @@ class Decider:
         weight = network.lm_head.weight
         self.decoder = PagedDecoder(network, network.config.decoder, cache, weight.device, weight.dtype)
         self.chooser = TextChooser(network, tokenizer.special)
-        self.loop: StepLoop[TextDraw, PromptDone | UnitOutcome] = StepLoop(self.decoder, self.chooser)
+        self.loop: StepLoop[TextDraw, PromptDone | UnitOutcome | PieceOutcome] = StepLoop(self.decoder, self.chooser)
 
     @property
     def max_context_tokens(self) -> int:
@@ -71,6 +72,10 @@ class Decider:
     def embed(self, ids: tuple[int, ...]) -> Tensor:
         """ids: n token ids. Returns [n, hidden]."""
         return self._network.embed_ids(ids)
+
+    def chat_memory(self, max_tokens: int) -> ThinkerMemory:
+        """An empty context for a chat, which never slides."""
+        return ThinkerMemory(self._network, self.decoder, OffWindow(max_tokens), SlideMode.ROTATE_QUERY, max_tokens)
 
     def open(self, session: ThinkerSession, max_tokens: int) -> DeciderState:
         """A session with an empty context of at most `max_tokens`; the caller feeds the prompt into its memory."""
@@ -208,10 +213,10 @@ class Decider:
         return Handoff(address, deadline_s, unit, said.token_ids, hidden, said.ends_turn)
 
 
-def _next_draw(state: DeciderState, turn: Turn, *, must_speak: bool) -> TextDraw:
+def _next_draw(state: DeciderState, turn: Turn, *, must_speak: bool) -> UnitDraw:
     session = state.session
     place = DrawPlace(state.slot, state.newest, session.sampling.repetition_window_tokens)
-    draw = TextDraw(session.sampling, session.draws, place, turn, must_speak, session.seed, state.num_draws)
+    draw = UnitDraw(session.sampling, session.draws, place, turn, must_speak, session.seed, state.num_draws)
     state.num_draws += 1
     state.newest = Newest.TAKEN
     return draw

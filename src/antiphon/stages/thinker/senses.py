@@ -18,7 +18,7 @@ from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder
 from antiphon.models.minicpmo.audio_features import MelExtractor
 from antiphon.models.minicpmo.audio_stream import MelChunk, MelStream
 from antiphon.models.minicpmo.config import AudioConfig, VisionConfig
-from antiphon.models.minicpmo.image import Picture, cut_picture
+from antiphon.models.minicpmo.image import Grid, PatchedImage, Picture, cut_picture
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import SpecialTokens, TextTokenizer
 from antiphon.models.minicpmo.vision import VisionEncoder
@@ -81,6 +81,11 @@ class Senses:
             return self._embed(())
         return self._audio.encode_reference(samples, self._extractor)
 
+    def embed_item(self, item: PatchedImage) -> Tensor:
+        """One item of a picture, without markers. Returns [Q, hidden]."""
+        (items,) = self._vision.encode([Picture(Grid(0, 0), (item,))])
+        return items[0]
+
     def embed_units(self, rows: Sequence[UnitRow]) -> list[Tensor | AntiphonError]:
         """Everything of each unit up to the first decision: `<unit>`, pictures, sound, text; encoders run once for all.
 
@@ -104,7 +109,7 @@ class Senses:
             chunk = stream.take()
             assert chunk is not None, f"{heard.samples.numel()} samples gave no chunk"
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a row is that session's business
-            return _failure(error)
+            return failure(error)
         return _Prepared(row, stream, chunk, pictures)
 
     def _encode_apart(self, rows: Sequence[_Prepared]) -> list[Tensor | AntiphonError]:
@@ -113,7 +118,7 @@ class Senses:
             return list(self._encode(rows))
         except Exception as error:  # noqa: BLE001 - nobody knows yet whose fault it is
             if len(rows) == 1:
-                return [_failure(error)]
+                return [failure(error)]
         return [embeds for row in rows for embeds in self._encode_apart([row])]
 
     def _encode(self, rows: Sequence[_Prepared]) -> list[Tensor]:
@@ -167,11 +172,11 @@ def check_limits(heard: UnitInput, session: ThinkerSession, tokenizer: TextToken
         raise InputError(f"typed text has ids that steer the model or are unknown: {heard.text_ids}; send plain text")
 
 
-def _failure(error: Exception) -> AntiphonError:
+def failure(error: Exception) -> AntiphonError:
     """What a row's session is told."""
     if isinstance(error, AntiphonError):
         return error
     logging.getLogger(__name__).error("a unit could not be embedded", exc_info=error)
-    failure = InternalError(f"a unit could not be embedded: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
+    ours = InternalError(f"a unit could not be embedded: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours

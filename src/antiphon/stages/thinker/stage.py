@@ -14,16 +14,29 @@ from torch import Tensor
 
 from antiphon.core.admission import Admission
 from antiphon.core.duplex import Wish
-from antiphon.core.messages import HeardUnit, Retain
+from antiphon.core.messages import GoOn, HeardUnit, Retain
 from antiphon.core.prompts import PromptStore
 from antiphon.errors import AntiphonError, ContextLengthExceeded, PromptTooLong
 from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.stages.loop import Ready
 from antiphon.stages.paged import CacheConfig
+from antiphon.stages.thinker.answering import ChatState
+from antiphon.stages.thinker.chats import Chats
 from antiphon.stages.thinker.decider import Decider, DeciderState, DeciderSteps
 from antiphon.stages.thinker.rebuild import Retained, resume, retain
 from antiphon.stages.thinker.senses import Senses, SensesState, UnitRow, check_limits
-from antiphon.stages.thinker.state import PromptDone, PromptReady, ThinkerCounts, ThinkerSession, UnitInput, UnitOutcome
+from antiphon.stages.thinker.state import (
+    ChatSession,
+    PieceOutcome,
+    PromptDone,
+    PromptReady,
+    ThinkerCounts,
+    ThinkerSession,
+    UnitInput,
+    UnitOutcome,
+)
+
+ThinkerResult = UnitOutcome | Retained | PieceOutcome
 
 NUM_SEGMENTS = 3
 """Prompt, `previous` with the suffix, ring: each may leave a block partly empty."""
@@ -101,8 +114,13 @@ class ThinkerStage:
         self._reading: dict[str, ThinkerState] = {}  # their prompts are
         self._due: dict[str, tuple[ThinkerState, HeardUnit[UnitInput]]] = {}
         self._retained: dict[str, Retained] = {}
+        self._chats = Chats(senses, decider, tokenizer, self._admission, self.prompts)
 
-    def open(self, settings: ThinkerSession | Retained) -> ThinkerState:
+    def open(self, settings: ThinkerSession | Retained | ChatSession) -> ThinkerState | ChatState:
+        """Start a session of either kind. Raises: as `open_call` and `Chats.open`; nothing is held then."""
+        return self._chats.open(settings) if isinstance(settings, ChatSession) else self.open_call(settings)
+
+    def open_call(self, settings: ThinkerSession | Retained) -> ThinkerState:
         """Start a session, or go on with one that another stage retained, where it stopped.
 
         Its prompt is computed in the next steps unless an equal one is there or on its way.
@@ -133,14 +151,19 @@ class ThinkerStage:
         self._opening[session.session_id] = state
         return state
 
-    def start(self, state: ThinkerState, work: HeardUnit[UnitInput] | Retain) -> None:
-        """Let a session live through a second: decide on it, close the unit, slide; or retain it as it is now.
+    def start(self, state: ThinkerState | ChatState, work: HeardUnit[UnitInput] | Retain | GoOn) -> None:
+        """Let a call live through a second: decide on it, close the unit, slide; or retain it. Let a chat go on.
 
         `step` returns what it came to.
         Raises: InputError or ContextLengthExceeded; nothing of the unit is in the context then. InputError also if the
         session keeps nothing that it could be retained by.
         """
         session_id = state.session.session_id
+        if isinstance(state, ChatState) or isinstance(work, GoOn):
+            assert isinstance(state, ChatState), f"the call {session_id} is asked to go on"
+            assert isinstance(work, GoOn), f"the chat {session_id} hears {work}"
+            self._chats.start(state, work)
+            return
         if isinstance(work, Retain):
             self._retained[session_id] = self.retain(state)
             return
@@ -153,28 +176,38 @@ class ThinkerStage:
 
     @property
     def is_idle(self) -> bool:
-        return not self._opening and not self._due and not self._retained and self._decider.loop.is_idle
+        is_calm = not self._opening and not self._due and not self._retained
+        return is_calm and self._chats.is_idle and self._decider.loop.is_idle
 
-    def step(self) -> dict[str, Ready[PromptReady] | UnitOutcome | Retained | AntiphonError]:
+    def step(self) -> dict[str, Ready[PromptReady] | ThinkerResult | AntiphonError]:
         """One forward pass for the most urgent sessions; encoders run for all units that have come in."""
-        ended: dict[str, Ready[PromptReady] | UnitOutcome | Retained | AntiphonError] = {**self._retained}
+        ended: dict[str, Ready[PromptReady] | ThinkerResult | AntiphonError] = {**self._retained}
         self._retained.clear()
         ended |= self._start_prompts()
         ended |= self._start_units()
+        ended |= self._chats.embed_some()
         for finished in self._decider.loop.step():
             result = finished.result
             if isinstance(result, PromptDone):
-                ended[finished.session_id] = self._end_prompt(self._reading.pop(finished.session_id))
+                of_chat = self._chats.ready(finished.session_id)
+                ended[finished.session_id] = (
+                    self._end_prompt(self._reading.pop(finished.session_id)) if of_chat is None else Ready(of_chat)
+                )
             else:
                 ended[finished.session_id] = result
         return ended
 
-    def interrupt(self, state: ThinkerState, epoch: int) -> None:
-        """Stop the session's present answer."""
-        self._decider.interrupt(state.mind, epoch)
+    def interrupt(self, state: ThinkerState | ChatState, epoch: int) -> None:
+        """Stop the session's present answer. A chat is its answer: whoever does not want it closes it."""
+        if isinstance(state, ThinkerState):
+            self._decider.interrupt(state.mind, epoch)
 
-    def close(self, state: ThinkerState) -> None:
+    def close(self, state: ThinkerState | ChatState) -> None:
         """Stop the session's work and give its blocks back; idempotent."""
+        if isinstance(state, ChatState):
+            self._chats.close(state)
+            self.prompts.trim()
+            return
         session_id = state.session.session_id
         is_prompt_due = any(pending.pop(session_id, None) is state for pending in (self._opening, self._reading))
         self._due.pop(session_id, None)
@@ -305,9 +338,7 @@ class ThinkerStage:
             wanted[session.session_id] -= num_prompt_blocks
             if not self._admission.is_admitted(prompt.key):
                 wanted[prompt.key] = num_prompt_blocks
-        while self._admission.num_free_blocks < sum(wanted.values()) and self.prompts.evict(but=prompt.key):
-            pass
-        self._admission.admit(wanted)
+        self.prompts.admit(wanted, but=prompt.key)
 
     def _max_tokens(self, session: ThinkerSession, num_prompt_tokens: int) -> int:
         """The most tokens that the session's context ever holds. Raises: PromptTooLong."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from PIL import Image
 from torch import Tensor
 
+from antiphon.core.chat import AnswerConfig, AnswerEnd
 from antiphon.core.context import Slide
 from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.messages import Handoff
 from antiphon.core.prompts import PromptCounts
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import SlideMode, WindowPolicy
+from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.prompt import PromptText
 
 
@@ -57,6 +59,37 @@ class UnitInput:
     pictures: tuple[Image.Image, ...]
     text_ids: tuple[int, ...] = ()
     wish: Wish = Wish.FREE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatSession:
+    """A chat's settings, fully decided. sampling: of its listen rules and turns nothing is used.
+
+    seed: of its text draws. deadline_s: of all of it, on the engine's clock; behind those of calls.
+    """
+
+    session_id: str
+    prompt: ChatPrompt
+    answer: AnswerConfig
+    sampling: TextSampling
+    draws: Draws
+    seed: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PieceOutcome:
+    """What one piece of a chat's answer came to.
+
+    text: what can be shown more of it, whole characters only. num_tokens: of the answer so far.
+    end: why it is over; None if it goes on.
+    handoffs: for the talker, one if the answer is spoken and something is to be said; the last one ends the turn.
+    """
+
+    text: str
+    num_tokens: int
+    end: AnswerEnd | None
+    handoffs: tuple[Handoff[Tensor], ...]
 
 
 @dataclass(frozen=True, slots=True)

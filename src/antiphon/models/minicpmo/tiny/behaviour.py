@@ -7,12 +7,12 @@ embedding says on them what kind of token it is, and the output head reads from 
     sound, urge < 0: <|listen|>    <|tts_bos|>: . ! ?      space: consonant                  <|turn_eos|>: <|chunk_eos|>
                                                            vowel: consonant, space or <|chunk_eos|>
 
-The other channels are random and mix the whole context; they choose among the tokens of the wanted kind. Since a listen
-within a turn becomes <|tts_bos|> (REFERENCE 4.3), a turn ends in the first unit that would rather listen.
+The other channels are random, mix the whole context and choose within the wanted kind. A turn ends in the first unit
+that would rather listen (REFERENCE 4.3). A chat sees the second choice: space, or after <|chunk_eos|> <|im_end|>.
 
 The urge is a clock in the audio encoder's position table plus, at most half as strong, a mood that the sound decides.
-The encoder starts at the table's top again every 29 s (REFERENCE 6.4), so no input, window or length of a call can make
-the model silent or endless. The talker has a small, steady chance to end; the vocoder has a level and a pitch.
+The encoder starts at the table's top again every 29 s (REFERENCE 6.4): nothing makes the model silent or endless. The
+talker has a small, steady chance to end; the vocoder has a level and a pitch.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Ids:
     closing: int
     turn_end: int
     chunk_end: int
+    answer_end: int
     space: int
     consonants: tuple[int, ...]
     vowels: tuple[int, ...]
@@ -68,6 +69,7 @@ class Ids:
             closing=vocabulary["<|tts_bos|>"],
             turn_end=vocabulary["<|turn_eos|>"],
             chunk_end=vocabulary["<|chunk_eos|>"],
+            answer_end=vocabulary["<|im_end|>"],
             space=vocabulary["Ġ"],
             consonants=ids("bdfghjklmnprstvwz"),
             vowels=ids("aeiou"),
@@ -108,6 +110,8 @@ def teach_thinker(main: Weights, ids: Ids) -> None:
     for signal, tokens in _kinds(ids):
         table[tokens, signals] = 0
         table[tokens, signal] = _SIGNAL_SIZE
+    # The end of a unit, or of a piece of an answer; only the second choice after it is ever looked at.
+    table[ids.chunk_end, Signal.URGE] = _URGE_SIZE
 
     head = main["llm.lm_head.weight"]
     choices = [*ids.consonants, *ids.vowels, *ids.stops, ids.space, ids.chunk_end]
@@ -145,6 +149,11 @@ def _transitions(ids: Ids) -> Iterable[tuple[Signal, list[int], float]]:
         (Signal.CLOSING, [*ids.stops], 1.0),
         (Signal.STOP, [ids.turn_end], 1.5),
         (Signal.TURN_END, [ids.chunk_end], 2.0),
+        # In chats.
+        (Signal.SOUND, [ids.space], 0.7),
+        (Signal.STOP, [ids.space], 0.7),
+        (Signal.SOUND, [ids.answer_end], 0.42),
+        (Signal.URGE, [ids.answer_end], 2.0),
     )
 
 
