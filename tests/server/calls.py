@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from antiphon.core.events import (
+    AnswerGrew,
     Event,
     InputRefused,
     SessionEnded,
@@ -63,6 +64,14 @@ CALL: tuple[Event, ...] = (
     TurnStarted(3, 4, 5.0),
     SpeechLost(3, 5.0, f"lost: {SECRET}"),
     InputRefused(5.0, INPUT_RATE_HZ, "invalid_audio", f"no sound: {SECRET}"),
+    ENDED,
+)
+
+CHAT: tuple[Event, ...] = (
+    SessionOpened("chat 1", 40, 500, is_prompt_hit=False, prompt_ms=50.0),
+    AnswerGrew(SECRET, 10, ""),
+    queued(0, 0, SECOND_OUT // 2),
+    AnswerGrew(SECRET, 13, "stop"),
     ENDED,
 )
 

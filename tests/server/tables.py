@@ -11,7 +11,7 @@ from antiphon.server.metrics import Direction, Metrics
 from antiphon.server.realtime.codes import CODES
 from antiphon.server.settings import ServerSettings, allowed, as_text, options
 from fakes.clock import HandClock
-from server.calls import CALL, counts, queued
+from server.calls import CALL, CHAT, counts, queued
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = ("option", "allowed", "default", "what it is")
@@ -40,6 +40,10 @@ def moved_metrics() -> Metrics:
         watch.observe(queued(3, 5))
     watch.observe(CALL[-1])
     metrics.watch()
+    chat = metrics.watch_chat()
+    for event in CHAT:
+        chat.observe(event)
+    metrics.watch_chat()
     metrics.count_refusal("draining")
     metrics.count_bytes(Direction.IN, 1)
     metrics.engine.counts = counts(num_calls=1)

@@ -10,7 +10,7 @@ from antiphon.core.events import SpeechQueued, TurnEnded, TurnStarted, UnitDecid
 from antiphon.loading import Running
 from antiphon.server.metrics import Direction, Metrics
 from fakes.clock import HandClock
-from server.calls import CALL, ENDED, OPENED, counts, queued
+from server.calls import CALL, CHAT, ENDED, OPENED, counts, queued
 
 
 @pytest.fixture
@@ -31,6 +31,28 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 def states(metrics: Metrics) -> tuple[float, ...]:
     return tuple(value(metrics, "antiphon_calls", state=state) for state in ("opening", "listening", "speaking"))
+
+
+def test_a_whole_chat_comes_to_these_numbers(metrics: Metrics, clock: HandClock) -> None:
+    watch = metrics.watch_chat()
+    assert value(metrics, "antiphon_chats") == 1
+    clock.time_s = 1.5
+    for happening in (*CHAT, *CHAT):  # whatever comes after the end counts for nothing
+        watch.observe(happening)
+    wanted = {
+        "antiphon_chats": 0,
+        "antiphon_chat_prompt_tokens_total": 40,
+        "antiphon_chat_answer_tokens_total": 13,
+        "antiphon_chat_first_token_seconds_count": 1,
+        "antiphon_chat_first_token_seconds_sum": 1.5,
+        "antiphon_speech_seconds_total": 0.5,
+        "antiphon_turns_total": 0,
+    }
+    assert {name: value(metrics, name) for name in wanted} == pytest.approx(wanted)
+    assert value(metrics, "antiphon_chats_ended_total", code="completed") == 1
+    watch.end("disconnected")
+    metrics.watch_chat().end("disconnected")
+    assert value(metrics, "antiphon_chats_ended_total", code="disconnected") == 1
 
 
 def test_a_whole_call_comes_to_these_numbers(metrics: Metrics) -> None:

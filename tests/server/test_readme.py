@@ -70,3 +70,10 @@ def test_a_client_of_the_demo_is_told_about_every_second(running: RunningServer,
     lines = paste(program_with("/ws/duplex/"), running, tmp_path).splitlines()
     assert len(lines) == 2 + 5
     assert lines[2] == "listens"
+
+
+def test_a_question_in_a_file_is_answered_in_a_file(running: RunningServer, tmp_path: Path) -> None:
+    assert paste(program_with("chat.completions"), running, tmp_path).strip()
+    answer, rate_hz = soundfile.read(tmp_path / "answer.wav")
+    assert rate_hz == 24_000
+    assert np.abs(answer).max() > 0.01

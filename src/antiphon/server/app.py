@@ -1,12 +1,18 @@
-"""The app: the operator's routes, and every protocol in which calls come in. Shown by tests/server."""
+"""The app: the operator's routes, and every protocol in which calls and chats come in. Shown by tests/server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from antiphon.server import openbmb
+from antiphon.server.api_error import ApiError
+from antiphon.server.chat import routes as chat
+from antiphon.server.chat.asking import ChatOffer
 from antiphon.server.for_engine import window_limits
 from antiphon.server.journal import JournalConfig
 from antiphon.server.outbox import OutboxLimits
@@ -37,7 +43,28 @@ def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI
     )
     app.include_router(realtime.router(service))
     app.include_router(openbmb.router(service))
+    app.include_router(chat.router(service, offer_of(host.settings)))
+    app.add_exception_handler(HTTPException, _refuse)
     return app
+
+
+def offer_of(settings: ServerSettings) -> ChatOffer:
+    """What chats may ask for. A checkpoint in a folder goes by the folder's name."""
+    is_folder = Path(settings.model).is_dir()
+    return ChatOffer(
+        model=Path(settings.model).resolve().name if is_folder else settings.model,
+        max_context_tokens=settings.max_chat_tokens,
+        answer_tokens=settings.chat_answer_tokens,
+        max_slices=settings.max_chat_slices,
+        max_body_bytes=settings.max_message_bytes,
+    )
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    """What no route takes, in the form of the others' errors."""
+    assert isinstance(error, HTTPException), f"{error!r} is handled as a refusal"
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    return ApiError(error.status_code, code, error.detail).response()
 
 
 def limits_of(settings: ServerSettings) -> Limits:

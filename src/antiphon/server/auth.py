@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.websockets import WebSocket
 
 from antiphon.errors import ConfigError
+from antiphon.server.api_error import ApiError
 
 NORMAL_CLOSURE = 1000
 POLICY_VIOLATION = 1008
@@ -29,7 +30,6 @@ SERVICE_RESTART = 1012
 TRY_AGAIN_LATER = 1013
 """Close codes of RFC 6455 and its registry; clients take the last three as a reason to come again."""
 
-RETRY_AFTER_S = 5
 KEY_PROTOCOL = "openai-insecure-api-key."
 """Starts a subprotocol that carries a key: a web page cannot set headers of its WebSocket."""
 
@@ -48,10 +48,7 @@ class Refusal:
 
     def response(self) -> JSONResponse:
         """In the form of OpenAI's errors."""
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER_S)}}
-        kind = "server_error" if self.status == 503 else "invalid_request_error"
-        error = {"message": self.message, "type": kind, "param": None, "code": self.code}
-        return JSONResponse({"error": error}, self.status, headers.get(self.status, {}))
+        return ApiError(self.status, self.code, self.message).response()
 
     async def deny(self, websocket: WebSocket) -> None:
         """Answer a handshake that was not accepted."""

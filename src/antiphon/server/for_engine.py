@@ -25,6 +25,7 @@ def engine_config(settings: ServerSettings) -> EngineConfig:
             voice_s=settings.code2wav_voice_s,
             grid=settings.code2wav_grid,
         ),
+        max_speaking_chats=settings.max_speaking_chats,
     )
 
 

@@ -29,6 +29,7 @@ from antiphon.core.events import (
 )
 from antiphon.counts import EngineCounts
 from antiphon.happenings import Happening
+from antiphon.server.chat_watch import ChatCollectors, ChatWatch
 from antiphon.server.engine_metrics import EngineCollector
 from antiphon.units import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 
@@ -78,6 +79,15 @@ class Metrics:
         self.interruptions = self._counter("antiphon_interruptions", "Answers that were stopped from outside.")
         self.void_s = self._counter("antiphon_void_speech_seconds", "Speech that interruptions made void.")
         self.spoken_s = self._counter("antiphon_speech_seconds", "Speech that was made.")
+        self.chats = ChatCollectors(
+            clock,
+            self._gauge("antiphon_chats", "Chats now."),
+            self._counter("antiphon_chats_ended", "Chats that are over, by why.", "code"),
+            self._counter("antiphon_chat_prompt_tokens", "Tokens that chats said to the model."),
+            self._counter("antiphon_chat_answer_tokens", "Tokens of text that the model answered in chats."),
+            self._histogram("antiphon_chat_first_token_seconds", "From a chat's start to the first of its answer."),
+            self.spoken_s,
+        )
         self.slides = self._counter("antiphon_slides", "Slides of windows.")
         self.dropped_units = self._counter("antiphon_dropped_units", "Units that left windows.")
         self.dropped_tokens = self._counter("antiphon_dropped_tokens", "Tokens that left windows.")
@@ -91,6 +101,10 @@ class Metrics:
     def watch(self) -> CallWatch:
         """For a call that begins now."""
         return CallWatch(self)
+
+    def watch_chat(self) -> ChatWatch:
+        """For a chat that begins now."""
+        return ChatWatch(self.chats)
 
     def count_refusal(self, code: str) -> None:
         self.refusals.labels(code).inc()

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphon.aio import AsyncEngine, AsyncSession
+from antiphon.aio import AsyncChat, AsyncEngine, AsyncSession
 from antiphon.config import SessionConfig, WindowLimits, WindowMode
 from antiphon.happenings import Happening, Speech
 from antiphon.server.door import Door
@@ -72,14 +72,14 @@ class Service:
         seeded = replace(config, seed=self.draw_seed())
         return self.engine.open(f"call_{uuid.uuid4().hex}", seeded, voice.reference, voice.prompt)
 
-    async def happenings(self, call: AsyncSession) -> AsyncIterator[Happening]:
-        """Everything that happens in a call, counted and logged. For one reader."""
-        watch = self.metrics.watch()
+    async def happenings(self, session: AsyncSession | AsyncChat) -> AsyncGenerator[Happening, None]:
+        """Everything that happens in a call or a chat, counted and logged. For one reader."""
+        watch = self.metrics.watch_chat() if isinstance(session, AsyncChat) else self.metrics.watch()
         try:
-            async for happening in call.happenings():
+            async for happening in session.happenings():
                 watch.observe(happening)
                 if not isinstance(happening, Speech):
-                    with in_session(call.session_id):
+                    with in_session(session.session_id):
                         log_event(happening)
                 yield happening
         finally:

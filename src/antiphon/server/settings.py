@@ -140,6 +140,13 @@ class ServerSettings(BaseModel):
         description="A call may change instructions, voice and window; takes 8 KiB of memory a token in its window.",
     )
 
+    max_speaking_chats: Count = Field(1, description="Chats that may speak at the same time, besides the calls.")
+    max_chat_tokens: Annotated[int, Ge(2)] = Field(
+        TRAINED_CONTEXT_TOKENS, description="Of a chat's conversation and answer together."
+    )
+    chat_answer_tokens: Count = Field(1024, description="Of a chat's answer, if its client does not say.")
+    max_chat_slices: Count = Field(9, description="Items that a picture in a chat may be cut into besides the view.")
+
     host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen at.")
     port: Annotated[int, Ge(0), Le(65_535)] = Field(8000, description="Port to listen at; 0 for any that is free.")
     tls_certificate_file: OptionalFile = Field(None, description="Certificate chain; wss and https with it.")
@@ -159,7 +166,9 @@ class ServerSettings(BaseModel):
         20.0, description="A client is asked for a sign of life as often, and has as long to give it."
     )
     idle_s: Seconds = Field(300.0, description="A call that sends nothing for so long is closed.")
-    max_message_bytes: Count = Field(15 * MIB, description="Of one message; longer ones end the connection.")
+    max_message_bytes: Count = Field(
+        15 * MIB, description="Of a message or a request's body; longer ones end the connection."
+    )
     max_input_queue_bytes: Count = Field(32 * MIB, description="Sound of a call that may wait to be heard.")
     max_input_queue_s: Seconds = Field(300.0, description="The same in seconds of sound.")
     max_output_queue_bytes: Count = Field(4 * MIB, description="Output that a slow reader may leave waiting.")

@@ -1,0 +1,1 @@
+"""OpenAI's chat completions, answered by the engine that serves the calls."""
