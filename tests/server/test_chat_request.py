@@ -16,7 +16,7 @@ from antiphon.server.chat.request import IGNORED, UNSUPPORTED, ChatRequest, pars
 
 Fields = dict[str, JsonValue]
 
-OFFER = ChatOffer("m", max_context_tokens=100, answer_tokens=50, max_slices=9, max_body_bytes=1000)
+OFFER = ChatOffer(max_context_tokens=100, answer_tokens=50, max_slices=9, max_body_bytes=1000)
 HELLO: JsonValue = {"role": "user", "content": "Hello"}
 TOOL: JsonValue = {"type": "function", "function": {"name": "f"}}
 SPOKEN: Fields = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}

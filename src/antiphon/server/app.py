@@ -28,6 +28,7 @@ def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI
     app = operations_app(host)
     running = host.running
     service = Service(
+        model=model_name(host.settings),
         engine=host.engine,
         book=running.voices,
         session=running.session,
@@ -49,15 +50,19 @@ def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI
 
 
 def offer_of(settings: ServerSettings) -> ChatOffer:
-    """What chats may ask for. A checkpoint in a folder goes by the folder's name."""
-    is_folder = Path(settings.model).is_dir()
+    """What chats may ask for."""
     return ChatOffer(
-        model=Path(settings.model).resolve().name if is_folder else settings.model,
         max_context_tokens=settings.max_chat_tokens,
         answer_tokens=settings.chat_answer_tokens,
         max_slices=settings.max_chat_slices,
         max_body_bytes=settings.max_message_bytes,
     )
+
+
+def model_name(settings: ServerSettings) -> str:
+    """A checkpoint in a folder goes by the folder's name."""
+    is_folder = Path(settings.model).is_dir()
+    return Path(settings.model).resolve().name if is_folder else settings.model
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

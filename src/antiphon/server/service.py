@@ -50,10 +50,12 @@ def random_seed() -> int:
 class Service:
     """session: a call that asks for nothing else. voice: what it speaks with. draw_seed: of a call that names none.
 
+    model: its name for clients.
     mode, window_limits: of a window that a call asks for in part. marker: ids in front of `previous` text.
     speech: for callers whose client wants the server to tell when they speak.
     """
 
+    model: str
     engine: AsyncEngine
     book: VoiceBook
     session: SessionConfig

@@ -40,11 +40,10 @@ Heard = ChatMessage[Samples]
 class ChatOffer:
     """What the operator offers.
 
-    model: by which name. max_context_tokens: of conversation and answer together. answer_tokens: if a client says none.
+    max_context_tokens: of conversation and answer together. answer_tokens: if a client says none.
     max_slices: of a picture that is not asked for in low detail. max_body_bytes: of a request.
     """
 
-    model: str
     max_context_tokens: int
     answer_tokens: int
     max_slices: int

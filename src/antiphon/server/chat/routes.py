@@ -32,7 +32,7 @@ from antiphon.server.service import Service
 
 def router(service: Service, offer: ChatOffer) -> APIRouter:
     routes = APIRouter()
-    card = ModelCard(id=offer.model, created=_now())
+    card = ModelCard(id=service.model, created=_now())
 
     async def models(request: Request) -> Response:
         refusal = service.door.identify(request.headers)
@@ -43,7 +43,7 @@ def router(service: Service, offer: ChatOffer) -> APIRouter:
         if isinstance(refusal, Refusal):
             return _refused(refusal)
         name = request.path_params["name"]
-        return _json(card) if name == offer.model else _no_such_model(offer).response()
+        return _json(card) if name == service.model else _no_such_model(service).response()
 
     routes.add_route("/v1/models", models, methods=["GET"])
     routes.add_route("/v1/models/{name:path}", model, methods=["GET"])
@@ -102,8 +102,8 @@ class _Completions:
                 return
             try:
                 asked = await asyncio.to_thread(parse, body)
-                if asked.model != self._offer.model:
-                    raise _no_such_model(self._offer)
+                if asked.model != self._service.model:
+                    raise _no_such_model(self._service)
                 await self._complete(asked, request, send)
             except ApiError as error:
                 self._service.metrics.count_error(error.code)
@@ -134,7 +134,7 @@ class _Completions:
             chat = await service.engine.chat(f"chatcmpl-{name}", messages, config, service.voice.prompt)
         except AntiphonError as error:
             raise ApiError.of(error, "messages") from error
-        heading = Heading(chat.session_id, _now(), self._offer.model, f"audio_{name}" if asked.is_spoken else "")
+        heading = Heading(chat.session_id, _now(), self._service.model, f"audio_{name}" if asked.is_spoken else "")
         answer = Answer(heading, chat.asked)
         try:
             async with aclosing(service.happenings(chat)) as happenings:
@@ -163,8 +163,8 @@ def _refused(refusal: Refusal) -> JSONResponse:
     return ApiError(status, refusal.code, refusal.message).response()
 
 
-def _no_such_model(offer: ChatOffer) -> ApiError:
-    return ApiError(404, "model_not_found", f"there is no such model here; ask for {offer.model}", "model")
+def _no_such_model(service: Service) -> ApiError:
+    return ApiError(404, "model_not_found", f"there is no such model here; ask for {service.model}", "model")
 
 
 def _json(answer: Wire) -> Response:

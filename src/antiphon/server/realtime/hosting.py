@@ -37,7 +37,6 @@ from antiphon.server.realtime.session import RealtimeSession
 from antiphon.server.realtime.settings import Choices, Offer
 from antiphon.server.service import Service
 
-MODEL_NAME = "minicpm-o-4_5"
 LAST_WORD_S = 10.0
 """A call that was closed says that it has ended by then."""
 MAX_UNREAD = 32
@@ -122,7 +121,7 @@ class Hosted:
             idle_s=service.limits.idle_s,
         )
         self._session = RealtimeSession(
-            self._ids, MODEL_NAME, offer, self._open, has_vendor_events=is_resumable, now_s=now_s
+            self._ids, service.model, offer, self._open, has_vendor_events=is_resumable, now_s=now_s
         )
         self._heard_from_client(now_s)
 
