@@ -14,7 +14,7 @@ import torch
 
 import build
 import chats
-from antiphon.call import MovedCall, UnitResult
+from antiphon.call import CallPhase, MovedCall, UnitResult
 from antiphon.config import Dtype, EngineConfig, Placement, SessionConfig, StageConfig, StagesConfig, everywhere
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.events import SessionEnded, TurnInterrupted
@@ -153,6 +153,8 @@ def test_a_call_goes_on_in_another_engine_and_says_what_it_would_have_said(tiny_
     (moved,) = told
     assert isinstance(moved, MovedCall)
     again = target.resume("a", moved, voice, lambda _: None)
+    while again.record.phase is CallPhase.OPENING:
+        target.advance()
     said_here = run(again, range(len(said_there), 12))
     assert said_there + said_here == whole
     assert again.record.num_units == 12

@@ -124,7 +124,7 @@ def plain(row: Row) -> Choice:
         return Choice(CHUNK_EOS, is_recorded=False)
     scores = penalised(row)
     if row.must_speak:
-        scores[LISTEN] = -math.inf
+        scores[LISTEN] = scores[TURN_EOS] = -math.inf
     elif sum(score > scores[LISTEN] for score in scores) < row.listen_top_k:
         return Choice(LISTEN, is_recorded=False)
     if row.is_greedy:

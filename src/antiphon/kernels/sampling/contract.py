@@ -16,7 +16,7 @@ class TextRules:
     history: [R, W] int64, the row's last recorded ids; -1 for empty places.
     repetition_penalty, length_penalty, listen_scale: [R] float32.
     listen_top_k: [R] int64; 0 switches the rule off.
-    must_speak: [R] bool, the row may draw neither listen nor chunk_eos. Not the reference's.
+    must_speak: [R] bool, the row may draw neither listen nor the end of a chunk or turn. Not the reference's.
     is_greedy: [R] bool.
     temperature, top_p: [R] float32. top_k: [R] int64, at least 1.
     seeds, counters: [R] int64; two draws of a decision share a counter.

@@ -7,7 +7,7 @@
   4. the length penalty on turn_eos;
   5. the listen scale; listen at once if fewer than listen_top_k ids are above it;
   6. greedy: the argmax; else temperature, top-k, top-p, and a draw.
-A row that must speak, which the reference does not know, skips 1 and 5; listen is forbidden in it like the ids of 2.
+A row that must speak, which the reference does not know, skips 1 and 5, and at last listen and turn_eos are forbidden.
 `sample_chat` (REFERENCE 14.4): the row's forbidden ids to -inf; repeated ids by the penalty, sign-aware; then as 6.
 `sample_codec` (REFERENCE 8.2): temperature; penalty ** count over the history, sign-aware; EOS to -inf while the chunk
 may not end; where the row is cut, top-p, then top-k, at least 3 of each (REFERENCE 14.5); a draw.

@@ -19,6 +19,7 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
     scores = _penalised(raw.masked_fill(rules.forbidden, -torch.inf), rules)
     listen_scores = scores[:, rules.listen].masked_fill(rules.must_speak, -torch.inf)
     scores[:, rules.listen] = listen_scores
+    scores[:, rules.turn_eos] = scores[:, rules.turn_eos].masked_fill(rules.must_speak, -torch.inf)
     rank = (scores > listen_scores[:, None]).sum(-1)
     is_forced_listen = (rank < rules.listen_top_k) & ~rules.must_speak
     drawn = _truncated(scores / rules.temperature[:, None], rules.top_k, rules.top_p)

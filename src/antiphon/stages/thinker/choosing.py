@@ -32,7 +32,7 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UnitDraw:
-    """How a call chooses its next token. must_speak: not listen. seed, counter: of the random numbers."""
+    """How a call chooses its next token. must_speak: a word. seed, counter: of the random numbers."""
 
     sampling: TextSampling
     draws: Draws
