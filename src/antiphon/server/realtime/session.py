@@ -25,7 +25,6 @@ from antiphon.core.events import (
 )
 from antiphon.errors import InputError
 from antiphon.happenings import Happening, Speech
-from antiphon.server.audio import Samples
 from antiphon.server.events.client import (
     AudioAppend,
     AudioClear,
@@ -45,14 +44,8 @@ from antiphon.server.events.client import (
 )
 from antiphon.server.events.ids import Ids
 from antiphon.server.events.items import (
-    AssistantMessage,
-    FunctionCall,
-    FunctionCallOutput,
     InputAudio,
-    InputImage,
-    InputText,
     Item,
-    SystemMessage,
     UserMessage,
 )
 from antiphon.server.events.server import (
@@ -75,6 +68,7 @@ from antiphon.server.events.server import (
 from antiphon.server.events.session import ServerVad, Session
 from antiphon.server.events.vendor import OutputCleared
 from antiphon.server.pacing import PacingConfig
+from antiphon.server.realtime import item_content
 from antiphon.server.realtime.answer import AnswerSettings, Vendor
 from antiphon.server.realtime.answering import Answering, CancelReason
 from antiphon.server.realtime.codes import RequestCode
@@ -385,14 +379,14 @@ class RealtimeSession:
     def _create_item(self, event: ItemCreate, pictures: tuple[Picture, ...], now_s: float) -> Events:
         item_id = self._ids.item() if event.item.id is None else event.item.id
         item = event.item.model_copy(update={"id": item_id})
-        if not isinstance(item, UserMessage | SystemMessage | AssistantMessage | FunctionCall | FunctionCallOutput):
-            raise RequestError("tools_unsupported", "this model calls no tools of other servers", "item.type")
-        sounds = self._read_parts(item)
+        item_content.check(item)
+        sounds = [*map(self._hearing.decode, item_content.sounds_of(item))]
         self._hearing.check_room(sum(map(len, sounds)))
-        kept = _without_files(item)
+        kept = item_content.without_files(item)
         previous = self._conversation.insert(kept, event.previous_item_id)
         try:
-            self._read(item)
+            if words := item_content.words_of(item):
+                self._open().send_text(words)
             self._show(pictures)
         except InputError:
             self._conversation.delete(item_id)
@@ -400,32 +394,6 @@ class RealtimeSession:
         yield from self._tell_item(kept, previous)
         for sound in sounds:
             self._hearing.hear(sound, now_s)
-
-    def _read_parts(self, item: Item) -> list[Samples]:
-        """The sound in an item. Raises: InputError if a part of it cannot be used."""
-        if not isinstance(item, UserMessage):
-            return []
-        for index, part in enumerate(item.content):
-            if isinstance(part, InputImage) and not part.image_url:
-                raise RequestError("invalid_event", "a picture has an image_url", f"item.content[{index}].image_url")
-        return [
-            self._hearing.decode(part.audio) for part in item.content if isinstance(part, InputAudio) and part.audio
-        ]
-
-    def _read(self, item: Item) -> None:
-        """Let the model read the words in an item. What it said itself it remembers, or never said.
-
-        What a tool found for another model is as good as typed.
-        """
-        match item:
-            case UserMessage(content=parts) | SystemMessage(content=parts):
-                words = "\n".join(part.text for part in parts if isinstance(part, InputText))
-            case FunctionCallOutput(output=words):
-                pass
-            case _:
-                words = ""
-        if words:
-            self._open().send_text(words)
 
     def _tell_item(self, item: Item, previous: str | None) -> Events:
         yield ItemAdded(event_id=self._ids.event(), previous_item_id=previous, item=item)
@@ -502,16 +470,3 @@ class RealtimeSession:
             metadata=None,
             vendor=Vendor(session.id, self._vendor.epoch) if self.has_vendor_events else None,
         )
-
-
-def _without_files(item: Item) -> Item:
-    """As it is kept and told: neither sound nor pictures."""
-    if not isinstance(item, UserMessage):
-        return item
-    parts = tuple(
-        part
-        if isinstance(part, InputText)
-        else part.model_copy(update={"audio": None} if isinstance(part, InputAudio) else {"image_url": None})
-        for part in item.content
-    )
-    return item.model_copy(update={"content": parts})
