@@ -161,6 +161,7 @@ OF_THEIR_OWN = {
     "instructions_update_unsupported": "server/test_realtime_settings.py",
     "sliding_window_update_unsupported": "server/test_realtime_settings.py",
     "ref_audio_update_unsupported": "server/test_realtime_settings.py",
+    "config_timeout": "server/test_resume.py",
     "invalid_session_resume": "server/test_resume.py",
     "invalid_resume_token": "server/test_resume.py",
     "unknown_session": "server/test_resume.py",
@@ -168,7 +169,6 @@ OF_THEIR_OWN = {
 }
 """Codes that take more than a message to an ordinary session, and where they are brought about."""
 UNTESTED = {
-    "config_timeout",  # takes ten seconds of saying nothing
     "shape_error",  # a fault of the server, which no message brings about
     "internal_error",  # the same
 }

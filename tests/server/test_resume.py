@@ -202,3 +202,13 @@ def test_clients_of_vllm_omni_find_their_address_and_what_they_know(running: Run
             await second.until("response.done")
 
     talk(conversation)
+
+
+def test_who_comes_back_and_does_not_say_to_which_session_is_told_and_closed(start_server: StartServer) -> None:
+    async def conversation(url: str) -> None:
+        async with connected(url, "?resume=1") as client:
+            assert (await client.error()).code == "config_timeout"
+            assert await client.closed() == 1008
+
+    with start_server(build_app, first_message_s="0.05") as running:
+        talk(lambda: conversation(running.url))

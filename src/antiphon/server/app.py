@@ -81,5 +81,6 @@ def limits_of(settings: ServerSettings) -> Limits:
         max_input_samples=min(round(by_time), by_memory),
         outbox=outbox,
         resume_s=settings.resume_s,
+        first_message_s=settings.first_message_s,
         journal=JournalConfig(settings.max_journal_bytes, settings.max_journal_s),
     )

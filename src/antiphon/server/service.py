@@ -33,12 +33,14 @@ class Limits:
     """idle_s: a client that sends nothing for so long is closed. max_input_samples: heard later. outbox: of each.
 
     resume_s: a client whose connection was cut may come back for so long. journal: what is kept for it.
+    first_message_s: it says by then to which session.
     """
 
     idle_s: float
     max_input_samples: int
     outbox: OutboxLimits
     resume_s: float
+    first_message_s: float
     journal: JournalConfig
 
 

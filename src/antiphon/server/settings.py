@@ -174,6 +174,7 @@ class ServerSettings(BaseModel):
     max_output_queue_bytes: Count = Field(4 * MIB, description="Output that a slow reader may leave waiting.")
     max_output_queue_s: Seconds = Field(30.0, description="Time that output may wait for a slow reader.")
     resume_s: Seconds = Field(30.0, description="A client whose connection was cut may come back for so long.")
+    first_message_s: Seconds = Field(10.0, description="A client that comes back says to which session by then.")
     max_journal_bytes: Count = Field(8 * MIB, description="Of what a call told, kept for a client that comes back.")
     max_journal_s: Seconds = Field(60.0, description="The same in seconds.")
     drain_s: Annotated[float, Ge(0), Le(86_400)] = Field(

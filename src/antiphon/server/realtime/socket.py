@@ -21,8 +21,6 @@ from antiphon.server.realtime.hosting import Attachment, Hosted, Sessions
 from antiphon.server.realtime.incoming import read
 from antiphon.server.service import Service
 
-FIRST_MESSAGE_S = 10.0
-"""A socket that resumes says so by then."""
 FLUSH_S = 5.0
 """What was told leaves by then, after the session's end."""
 
@@ -79,10 +77,10 @@ async def _resume(service: Service, sessions: Sessions, socket: WebSocket) -> No
         await owner.deny(socket)
         return
     await socket.accept()
-    client = ClientSocket(socket)
+    client, limit_s = ClientSocket(socket), service.limits.first_message_s
     attachment = Attachment(Outbox(service.limits.outbox))
     try:
-        async with asyncio.timeout(FIRST_MESSAGE_S):
+        async with asyncio.timeout(limit_s):
             event = parse(await client.receive())
         if not isinstance(event, SessionResume):
             raise RequestError("invalid_session_resume", "the first message here is session.resume", "type")
@@ -90,7 +88,7 @@ async def _resume(service: Service, sessions: Sessions, socket: WebSocket) -> No
     except WebSocketDisconnect:
         return
     except TimeoutError:
-        await _refuse(client, RequestError("config_timeout", f"session.resume did not come in {FIRST_MESSAGE_S} s"))
+        await _refuse(client, RequestError("config_timeout", f"session.resume did not come in {limit_s} s"))
     except (RequestError, EventError) as error:
         await _refuse(client, error)
     else:
