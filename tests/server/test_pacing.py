@@ -43,8 +43,8 @@ def test_the_end_is_told_once_behind_the_last_piece() -> None:
     pacer.end("c")
     pieces += pacer.due(0.0)
     assert [(piece.owner, len(piece.samples), piece.is_last) for piece in pieces] == [
-        ("a", 4800, False),
-        ("a", 2400, True),
+        ("a", 3600, False),
+        ("a", 3600, True),
         ("b", 2400, True),
         ("c", 0, True),
     ]
@@ -60,6 +60,15 @@ def test_a_cut_drops_what_waits_and_tells_what_may_still_be_heard() -> None:
     assert pacer.lead_s(0.25) == 0.0
     pacer.queue("b", speech(0.2))
     assert length_s(pacer.due(0.25)) == pytest.approx(0.2)
+
+
+@given(st.integers(RATE // 25, 3 * RATE))
+def test_a_piece_is_of_40_to_200_ms_if_so_much_waits(num_samples: int) -> None:
+    pacer = Pacer(PacingConfig(max_lead_s=10.0))
+    pacer.queue("a", speech(num_samples / RATE))
+    pieces = pacer.due(0.0)
+    assert sum(len(piece.samples) for piece in pieces) == num_samples
+    assert all(RATE // 25 <= len(piece.samples) <= RATE // 5 for piece in pieces)
 
 
 @given(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from antiphon.units import OUTPUT_RATE_HZ
 
 Samples = NDArray[np.float32]
+SAMPLES_PER_MS = OUTPUT_RATE_HZ // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Pacer:
                 self._queue.popleft()
                 pieces.append(Piece(head.owner, head.samples, is_last=True))
                 continue
-            num_samples = round(self._config.delta_s * OUTPUT_RATE_HZ)
+            num_samples = _piece_samples(len(head.samples), round(self._config.delta_s * OUTPUT_RATE_HZ))
             samples, head.samples = head.samples[:num_samples], head.samples[num_samples:]
             if not len(head.samples):
                 self._queue.popleft()
@@ -104,3 +105,10 @@ class Pacer:
 
     def _num_unplayed(self, now_s: float) -> int:
         return max(0, self._played_until - round(now_s * OUTPUT_RATE_HZ))
+
+
+def _piece_samples(num_samples: int, max_samples: int) -> int:
+    """Of so much, what leaves first: even pieces, so that none is tiny, of whole milliseconds, so that they add up."""
+    num_pieces = max(1, -(-num_samples // max_samples))
+    num_ms = -(-num_samples // (num_pieces * SAMPLES_PER_MS))
+    return num_ms * SAMPLES_PER_MS
