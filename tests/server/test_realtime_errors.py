@@ -58,6 +58,11 @@ async def half_a_sample(client: RawClient) -> dict[str, object]:
     return {}
 
 
+def answer(item_id: str, text: str) -> dict[str, object]:
+    content = [{"type": "output_text", "text": text}]
+    return {"type": "message", "role": "assistant", "id": item_id, "content": content}
+
+
 def message(item_id: str, *parts: dict[str, object]) -> dict[str, object]:
     content = list(parts) or [{"type": "input_text", "text": "Hello?"}]
     return {"type": "message", "role": "user", "id": item_id, "content": content}
@@ -121,6 +126,8 @@ CASES = (
     Case("response_option_unsupported", "response.create", {"response": {"conversation": "none"}}),
     Case("response_option_unsupported", "response.create", {"response": {"input": []}}),
     Case("response_option_unsupported", "response.create", {"response": {"prompt": {"id": "p"}}}),
+    Case("invalid_event", CREATE, {"item": answer("a", "word " * 120_000)}),
+    Case("invalid_event", "session.close", {"reason": "because " * 100}),
     Case("item_create_duplicate_item_id", CREATE, {"item": message("a")}, a_message),
     Case("item_not_found", CREATE, {"item": message("b"), "previous_item_id": "no"}),
     Case("item_retrieve_invalid_item_id", "conversation.item.retrieve", {"item_id": "no"}),

@@ -192,7 +192,7 @@ class Heartbeat(_Event):
 
 class SessionClose(_Event):
     type: Literal["session.close", "close_session", "close"]
-    reason: Maybe[str] = None
+    reason: Maybe[Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]] = None
 
 
 class TextAppend(_Event):

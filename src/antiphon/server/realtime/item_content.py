@@ -18,6 +18,9 @@ from antiphon.server.events.items import (
 )
 from antiphon.server.realtime.conversation import RequestError
 
+MAX_KEPT_BYTES = 2**19
+"""Items are told back, and clients take messages below 1 MiB."""
+
 
 def check(item: Item) -> None:
     """Raises: RequestError if it is of a kind that no client makes here, or a part of it lacks what it is for."""
@@ -49,8 +52,18 @@ def words_of(item: Item) -> str:
             return ""
 
 
-def without_files(item: Item) -> Item:
-    """As it is kept and told: neither sound nor pictures."""
+def kept_of(item: Item) -> Item:
+    """As it is kept and told: neither sound nor pictures. Raises: RequestError if it is too long to be told."""
+    kept = _without_files(item)
+    num_bytes = len(kept.model_dump_json().encode())
+    if num_bytes > MAX_KEPT_BYTES:
+        raise RequestError(
+            "invalid_event", f"the item has {num_bytes} bytes of text; it may have {MAX_KEPT_BYTES}", "item"
+        )
+    return kept
+
+
+def _without_files(item: Item) -> Item:
     if not isinstance(item, UserMessage):
         return item
     parts = tuple(

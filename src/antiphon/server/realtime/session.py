@@ -382,7 +382,7 @@ class RealtimeSession:
         item_content.check(item)
         sounds = [*map(self._hearing.decode, item_content.sounds_of(item))]
         self._hearing.check_room(sum(map(len, sounds)))
-        kept = item_content.without_files(item)
+        kept = item_content.kept_of(item)
         previous = self._conversation.insert(kept, event.previous_item_id)
         try:
             if words := item_content.words_of(item):
