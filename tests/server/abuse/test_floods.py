@@ -66,7 +66,7 @@ def test_sound_that_comes_faster_than_it_is_spoken_is_refused_at_the_limit(
 
 
 def test_a_conversation_of_endless_words_forgets_the_oldest(start_watched: StartWatched) -> None:
-    words = "w" * (MIB // 2)
+    words = "w" * (MIB // 4)
 
     async def flood(url: str) -> None:
         async with connected(url) as client:
