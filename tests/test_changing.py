@@ -158,7 +158,6 @@ def test_after_a_change_of_instructions_the_past_stands_behind_the_new_ones(engi
     talk.live(range(5), Wish.LISTEN)
     new = replace(SESSION, prompt=OTHER_WORDS)
     expected = moved_to(engine, talk, new)
-    unchanged = moved_to(engine, talk, SESSION)
     talk.call.change(settings(engine, new))
     talk.settle()
     (changed,) = talk.of(SettingsChanged)
@@ -168,7 +167,6 @@ def test_after_a_change_of_instructions_the_past_stands_behind_the_new_ones(engi
     assert talk.tokens[-3:] == expected
     assert talk.of(UnitDecided)[-1].num_retained_units == last.num_retained_units + 3
     assert len(talk.of(SessionOpened)) == 1
-    assert unchanged
     talk.close()
 
 
@@ -355,3 +353,21 @@ def test_an_engine_that_stops_ends_a_call_that_is_changing_once(engine: Engine, 
     talk.settle()
     counts = engine.survey().thinker.counts
     assert counts.num_free_blocks == counts.num_blocks
+
+
+@pytest.mark.parametrize("num_steps", range(4))
+def test_what_an_interruption_cuts_while_a_call_changes_stays_cut(engine: Engine, num_steps: int) -> None:
+    talk = Talk.begin(engine, SESSION)
+    talk.live(range(1), Wish.SPEAK)
+    while not talk.of(Speech)[-1].chunk.ends_turn:
+        talk.live(range(1, 2), Wish.HOLD)
+    assert talk.call.present.record.playback.end_s > talk.call.present.record.now_s
+    talk.call.change(settings(engine, replace(SESSION, prompt=OTHER_WORDS)))
+    for _ in range(num_steps):
+        engine.advance()
+    talk.call.interrupt()
+    talk.settle()
+    assert len(talk.of(SettingsChanged)) == 1
+    record = talk.call.present.record
+    assert record.playback.end_s == record.now_s
+    talk.close()

@@ -137,6 +137,8 @@ class ChangingCall:
             case SessionOpened() as opened:
                 assert self._successor is not None, "somebody opened"
                 before, self._call, self._successor = self._call, self._successor, None
+                # An interruption may have cut it since the call was retained.
+                self._call.record.playback = before.record.playback
                 self._present_number = self._num_calls
                 before.close()
                 self._listener(
