@@ -98,12 +98,9 @@ def test_chats_beside_a_call_are_answered_and_spoken_on_the_gpu(tiny_checkpoint:
         assert [written.text, spoken.text] == [talk.text for talk in answered("cpu", dtype)]
 
 
-def five_seconds_of_four_voices(
-    device: torch.device, generation: Generation, monkeypatch: pytest.MonkeyPatch
-) -> list[Tensor]:
+def five_seconds_of_four_voices(device: torch.device, generation: Generation) -> list[Tensor]:
     """Float32; solves are shared where the device allows it."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         synthesizer = build_voice.synthesizer(device=device, generation=generation)
         grid = grid_on(device, BatchGrid((1, 2, 4)))
         renderer = Renderer(synthesizer, build_voice.vocoder(generation, device), grid)
@@ -120,9 +117,9 @@ def five_seconds_of_four_voices(
 
 @pytest.mark.parametrize("generation", Generation)
 def test_voices_that_share_a_solve_on_the_gpu_sound_as_each_alone_on_the_cpu(
-    generation: Generation, monkeypatch: pytest.MonkeyPatch
+    generation: Generation,
 ) -> None:
-    here, there = (five_seconds_of_four_voices(torch.device(name), generation, monkeypatch) for name in ("cpu", "cuda"))
+    here, there = (five_seconds_of_four_voices(torch.device(name), generation) for name in ("cpu", "cuda"))
     for one, other in zip(here, there, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=5e-3)
 

@@ -123,6 +123,16 @@ def test_every_path_and_name_in_the_text_exists(document: str) -> None:
     assert not unknown, f"{document} names what does not exist: {unknown}"
 
 
+def test_every_test_that_a_module_names_exists() -> None:
+    missing = [
+        f"{path.relative_to(PACKAGE)} names {test}"
+        for path in PACKAGE.rglob("*.py")
+        for test in re.findall(r"tests/[\w/]+(?:\.py|\.md)?", path.read_text(encoding="utf-8"))
+        if not (ROOT / test).exists()
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_name_in_a_diagram_exists(document: str) -> None:
     unknown = []

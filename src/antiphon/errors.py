@@ -80,6 +80,15 @@ class InternalError(AntiphonError):
     code = "internal_error"
 
 
+def as_ours(error: Exception, what: str) -> AntiphonError:
+    """The error itself if we raised it on purpose, else a fault of ours that it led to. what: did not come about."""
+    if isinstance(error, AntiphonError):
+        return error
+    ours = InternalError(f"{what}: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours
+
+
 def places(error: BaseException) -> Iterator[str]:
     """An error and what led to it, for logs: types and lines of code, newest first, and none of its words."""
     seen: BaseException | None = error

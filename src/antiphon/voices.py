@@ -1,7 +1,7 @@
 """Voices by what they are made from: a recording, or the default one that ships. For whoever opens calls.
 
 Computing one runs two networks on the CPU and takes up to seconds; what the vocoder makes of it is the engine's.
-Shown by tests/test_voices.py.
+Shown by tests/server/test_incoming.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stage in a process of its own, on a device of its own. Messages and answers travel pickled through a pipe.
 
 Arrays in messages are in host memory and go through the pipe as bytes: nothing is left behind in shared memory, however
-a process ends. The child builds its stage itself, so that no weights travel. Shown by tests/runner/test_process.py.
+a process ends. The child builds its stage itself, so that no weights travel. Shown by tests/test_placements.py.
 """
 
 from __future__ import annotations

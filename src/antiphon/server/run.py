@@ -118,7 +118,7 @@ def make_server(
     say: Say,
 ) -> DrainingServer:
     """A server that serves nobody yet, for the running event loop. keys: None lets anybody call."""
-    clock = MonotonicClock()
+    clock = LoopClock()
     metrics = Metrics(clock)
     engine = AsyncEngine(running.live)
     access = Access(keys, settings.allowed_origins)
@@ -128,7 +128,7 @@ def make_server(
     return DrainingServer(_uvicorn_config(settings, CountedBytes(app, metrics)), door, settings, say)
 
 
-class MonotonicClock:
+class LoopClock:
     """The event loop's clock."""
 
     def now_s(self) -> float:

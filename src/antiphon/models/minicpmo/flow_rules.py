@@ -36,7 +36,7 @@ def flow_rules(generation: Generation, retention: Retention) -> FlowRules:
             assert_never(never)
 
 
-def _silence(prompt: Sequence[int], silence: Sequence[int]) -> Sequence[int]:  # noqa: ARG001 - 1.0.7 needs it
+def _silence(_: Sequence[int], silence: Sequence[int]) -> Sequence[int]:
     return silence
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.codec_buffer import CodecBuffer, Window
-from antiphon.errors import AntiphonError, InputError, InternalError, ResourceExhausted
+from antiphon.errors import AntiphonError, InputError, ResourceExhausted, as_ours
 from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.vocoder import SourceNoise, SpeechVocoder, TurnState, VocoderRow
@@ -235,18 +235,10 @@ def _fenced(do: Callable[[Sequence[_Work]], None], works: Sequence[_Work]) -> No
         do(works)
     except Exception as error:  # noqa: BLE001 - whatever one session's chunk breaks must not reach the others
         if len(works) == 1:
-            works[0].error = _as_ours(error)
+            works[0].error = as_ours(error, "the chunk was not spoken")
         else:
             for work in works:
                 _fenced(do, [work])
-
-
-def _as_ours(error: Exception) -> AntiphonError:
-    if isinstance(error, AntiphonError):
-        return error
-    ours = InternalError(f"the chunk was not spoken: {type(error).__name__}: {error}")
-    ours.__cause__ = error
-    return ours
 
 
 def _join(works: Sequence[_Work]) -> None:

@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
-from antiphon.errors import AntiphonError, InternalError
+from antiphon.errors import AntiphonError, as_ours
 from antiphon.models.minicpmo.flow import MelSynthesizer, VoiceBuild
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -120,7 +120,7 @@ class VoiceStore:
         except Exception as error:  # noqa: BLE001 - whatever one voice breaks must not reach those of others
             del self._ordered[key]
             self._counts = replace(self._counts, num_failures=self._counts.num_failures + 1)
-            self._told |= dict.fromkeys(ordered.users, _as_ours(error))
+            self._told |= dict.fromkeys(ordered.users, as_ours(error, "the voice was not built"))
             return
         if ordered.build.is_done:
             del self._ordered[key]
@@ -155,14 +155,6 @@ class VoiceStore:
                 return
             del self._stored[key]
             self._counts = replace(self._counts, num_evictions=self._counts.num_evictions + 1)
-
-
-def _as_ours(error: Exception) -> AntiphonError:
-    if isinstance(error, AntiphonError):
-        return error
-    ours = InternalError(f"the voice was not built: {type(error).__name__}: {error}")
-    ours.__cause__ = error
-    return ours
 
 
 def _digest(prompt: VoicePrompt) -> str:

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from antiphon.errors import AntiphonError, AudioError, InputError, InternalError
+from antiphon.errors import AntiphonError, AudioError, InputError, as_ours
 from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder, AudioEncoderState
 from antiphon.models.minicpmo.audio_features import MelExtractor
 from antiphon.models.minicpmo.audio_stream import MelChunk, MelStream
@@ -174,9 +174,6 @@ def check_limits(heard: UnitInput, session: ThinkerSession, tokenizer: TextToken
 
 def failure(error: Exception) -> AntiphonError:
     """What a row's session is told."""
-    if isinstance(error, AntiphonError):
-        return error
-    logging.getLogger(__name__).error("a unit could not be embedded", exc_info=error)
-    ours = InternalError(f"a unit could not be embedded: {type(error).__name__}: {error}")
-    ours.__cause__ = error
-    return ours
+    if not isinstance(error, AntiphonError):
+        logging.getLogger(__name__).error("a unit could not be embedded", exc_info=error)
+    return as_ours(error, "a unit could not be embedded")
