@@ -37,7 +37,7 @@ from antiphon.stages.code2wav.stage import Code2WavStage
 from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSession
 from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
-from antiphon.stages.paged import CacheConfig
+from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.talker.stage import TalkerStage, turn_cache
 from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
 from antiphon.stages.thinker.answering import ChatState
@@ -94,7 +94,9 @@ class ThinkerBuilder:
         window_tokens = session.window.peak_tokens(config.max_prompt_tokens, max_unit_tokens)
         cache = _times(config.max_calls, CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS))
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
-        stage = ThinkerStage(senses, Decider(model.thinker, tokenizer, cache), tokenizer, limits)
+        decider = Decider(model.thinker, tokenizer, cache)
+        _capture("thinker", decider.decoder, config, config.max_calls, model.config.thinker.max_position_tokens)
+        stage = ThinkerStage(senses, decider, tokenizer, limits)
         return StageLoop(stage, Interruption.KEEPS_WORK)
 
 
@@ -113,7 +115,10 @@ class TalkerBuilder:
         """Raises: CheckpointError."""
         network = _load(self.folder, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
-        return StageLoop(TalkerStage(network, cache, self.config.max_speaking_chats), Interruption.VOIDS_WORK)
+        stage = TalkerStage(network, cache, self.config.max_speaking_chats)
+        max_tokens = network.config.max_position_tokens
+        _capture("talker", stage.speaker.decoder, self.config, self.config.max_speaking, max_tokens)
+        return StageLoop(stage, Interruption.VOIDS_WORK)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,6 +303,15 @@ def place(
 
 def _load(folder: Path, section: Section, device: torch.device, config: EngineConfig) -> Model:
     return load_model(open_checkpoint(folder), {section: device}, DTYPES[config.dtype])
+
+
+def _capture(name: str, decoder: PagedDecoder, config: EngineConfig, max_rows: int, max_tokens: int) -> None:
+    """Record the steps of a stage where there is a GPU."""
+    if not config.cuda_graphs or decoder.cache.keys.device.type != "cuda":
+        return
+    with torch.inference_mode():
+        for num_left in decoder.capture(max_rows, max_tokens):
+            logger.info("%s: %d steps left to record", name, num_left)
 
 
 def _times(number: int, one: CacheConfig) -> CacheConfig:

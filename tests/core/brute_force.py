@@ -6,6 +6,7 @@ token was written there and to which position its key is rotated now. Everything
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -134,7 +135,7 @@ class SharedPrompt:
     tokens: list[int]
 
     def check(self, cache: PlainCache, block_size: int) -> None:
-        segment = Segment(list(self.prompt.blocks), 0, self.prompt.num_tokens)
+        segment = Segment(array("i", self.prompt.blocks), 0, self.prompt.num_tokens)
         stored = cache.read(list(slots_of(segment, block_size)))
         assert stored == [Stored(token, i) for i, token in enumerate(self.tokens)], "a shared prompt was overwritten"
 

@@ -23,7 +23,8 @@ from antiphon.models.minicpmo.config import DecoderConfig, TalkerConfig
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.models.minicpmo.tiny.weights import random_weights
 from antiphon.stages.loop import Ready
-from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.step_packing import Row
 from antiphon.stages.talker.speaker import MAX_CHUNK_TOKENS, MAX_HANDOFF_TOKENS
 from antiphon.stages.talker.stage import TalkerStage, turn_cache
 from antiphon.stages.talker.state import TalkerSession, TalkerState

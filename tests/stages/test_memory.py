@@ -13,7 +13,7 @@ from antiphon.core.window import OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ContextLengthExceeded, ResourceExhausted
 from antiphon.kernels.rotation import rotate, rotation
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
-from antiphon.stages.paged import Row
+from antiphon.stages.step_packing import Row
 from antiphon.stages.stepping import MAX_STEP_TOKENS
 from antiphon.stages.thinker.memory import ThinkerMemory
 from stages.memories import (

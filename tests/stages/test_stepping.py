@@ -21,7 +21,8 @@ from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.decoder import Decoder
 from antiphon.models.minicpmo.tiny.weights import random_weights
 from antiphon.stages.draw_table import DrawSlot
-from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.step_packing import Row
 from antiphon.stages.stepping import MAX_STEP_TOKENS, Drawn, Finished, Reply, Request, Settle, StepLoop, Steps
 
 CONFIG = DecoderConfig(

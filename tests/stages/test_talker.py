@@ -21,7 +21,8 @@ from antiphon.models.minicpmo.checkpoint import Part, WeightFile
 from antiphon.models.minicpmo.config import DecoderConfig, TalkerConfig
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.models.minicpmo.tiny.weights import random_weights
-from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.step_packing import Row
 from antiphon.stages.talker.speaker import MAX_CHUNK_TOKENS
 from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState

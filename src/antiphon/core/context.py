@@ -11,6 +11,7 @@ Shown by tests/core/test_context.py against a brute-force model.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,9 +38,12 @@ class Placement:
 
 @dataclass(slots=True)
 class Segment:
-    """A run of tokens in blocks of its own. first_slot: offset of the first token in the first block."""
+    """A run of tokens in blocks of its own.
 
-    blocks: list[int] = field(default_factory=list)
+    blocks: int32, so that a step copies them as they are. first_slot: offset of the first token in the first block.
+    """
+
+    blocks: array[int] = field(default_factory=lambda: array("i"))
     first_slot: int = 0
     num_tokens: int = 0
 
@@ -117,7 +121,7 @@ class Context:
         """Use a prompt that is in the cache already; this context becomes one more holder and never writes to it."""
         assert not self._anchor, "a context has one prompt"
         self._pool.share(prompt.blocks)
-        self._anchor = [Segment(list(prompt.blocks), 0, prompt.num_tokens)]
+        self._anchor = [Segment(array("i", prompt.blocks), 0, prompt.num_tokens)]
 
     @property
     def prompt(self) -> StoredPrompt:
@@ -224,7 +228,7 @@ class Context:
         first = segment.first_slot + segment.num_tokens
         end = first + num_tokens
         num_new_blocks = -(-end // self._pool.block_size) - len(segment.blocks)
-        segment.blocks += self._pool.allocate(max(0, num_new_blocks))
+        segment.blocks.extend(self._pool.allocate(max(0, num_new_blocks)))
         segment.num_tokens += num_tokens
         return Placement(tuple(self._slots(segment, first, end)), first_position, key_shift)
 
@@ -266,7 +270,7 @@ class Context:
         self._pool.release(self._anchor[1].blocks)
         ids = (*previous, *self._suffix)
         num_blocks = -(-len(ids) // self._pool.block_size)
-        segment = Segment(self._pool.allocate(num_blocks), 0, len(ids))
+        segment = Segment(array("i", self._pool.allocate(num_blocks)), 0, len(ids))
         self._anchor[1] = segment
         self.previous = previous
         slots = tuple(self._slots(segment, 0, len(ids)))

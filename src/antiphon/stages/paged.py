@@ -5,18 +5,20 @@ Not a scheduler: who is in a step is the caller's choice. Used by thinker and ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from antiphon.core.blocks import BlockPool
-from antiphon.core.context import Context, Placement, Segment
-from antiphon.kernels.kv_cache import KVCache, RowLayout, SegmentLayout, StepLayout
+from antiphon.core.context import Placement
+from antiphon.kernels.kv_cache import KVCache
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.config import DecoderConfig
+from antiphon.stages.step_graphs import Forward, StepGraphs, step_shapes
+from antiphon.stages.step_packing import Row, StepBuffer, StepShape, layout_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,6 @@ class CacheConfig:
         return CacheConfig(-(-num_tokens // block_size) + num_segments + 1, block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One session's part of a step: where its tokens go, and what they attend to."""
-
-    context: Context
-    placement: Placement
-
-
 class PagedDecoder:
     """Owns the cache of one network and its blocks; the only one who writes either.
 
@@ -48,13 +42,17 @@ class PagedDecoder:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, StepLayout, KVCache], Tensor],
+        forward: Forward,
         decoder: DecoderConfig,
         cache: CacheConfig,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self._forward = forward
+        self._hidden_size = decoder.hidden_size
+        self._group_size = decoder.num_heads // decoder.num_kv_heads
+        self._graphs = StepGraphs(())
+        self.num_eager_steps = 0
         self.rope_theta = decoder.rope_theta
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
         shape = (decoder.num_layers, cache.num_blocks, cache.block_size, decoder.num_kv_heads, decoder.head_dim)
@@ -67,38 +65,35 @@ class PagedDecoder:
         """Memory of one block, keys and values of all layers."""
         return self.cache.num_bytes // self.pool.num_blocks
 
+    def capture(self, max_rows: int, max_tokens: int) -> Iterator[int]:
+        """Record the steps of up to so many rows, of up to so many tokens each, before the first step; on a GPU only.
+
+        Yields how many are left each time one is done.
+        """
+        max_keys = min(max_tokens, self.pool.num_blocks * self.pool.block_size)
+        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self._group_size)
+        graphs = StepGraphs.capture(self._forward, self.cache, shapes, self._hidden_size, self._group_size)
+        for number, self._graphs in enumerate(graphs, start=1):
+            yield len(shapes) - number
+
     def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
         """One forward pass over all rows. embeds: [N, hidden], inputs of all their tokens, in order of rows.
 
         Returns their states, [N, hidden].
         """
-        return self._forward(embeds, self._layout(rows), self.cache)
+        slots = [slot for row in rows for slot in row.placement.slots]
+        assert len({*slots}) == len(slots), "a slot is written twice in one step"
+        shape = StepShape.of(rows, self._group_size)
+        captured = self._graphs.fitting(shape)
+        if captured is not None:
+            return captured.run(rows, embeds)
+        self.num_eager_steps += 1
+        buffer = StepBuffer(shape, self._group_size, pinned=False)
+        spans, _ = buffer.fill(rows)
+        step = layout_in(upload(buffer.host, self.cache.keys.device), shape, spans, self.pool.block_size)
+        return self._forward(embeds, step, self.cache)
 
     def rotate(self, placement: Placement, by_positions: int) -> None:
         """Rotate stored keys in place, all layers."""
         slots = upload(torch.tensor(placement.slots, dtype=torch.int64), self.cache.keys.device)
         rotate_keys(self.cache.keys, slots, by_positions, self.rope_theta)
-
-    def _layout(self, rows: Sequence[Row]) -> StepLayout:
-        layouts: list[RowLayout] = []
-        positions: list[int] = []
-        ring_positions: list[int] = []
-        key_positions: list[int] = []
-        slots: list[int] = []
-        for row in rows:
-            placed, start = row.placement, len(slots)
-            own = range(placed.first_position, placed.first_position + len(placed.slots))
-            slots += placed.slots
-            positions += own
-            ring_positions += (position + row.context.shift for position in own)
-            key_positions += (position + placed.key_shift for position in own)
-            *anchor, ring = map(_segment_layout, row.context.segments())
-            layouts.append(RowLayout(start, len(slots), own.stop, tuple(anchor), ring))
-        assert len(set(slots)) == len(slots), "a slot is written twice in one step"
-        columns = torch.tensor([positions, ring_positions, key_positions, slots], dtype=torch.int64)
-        at, ring_at, key_at, to = upload(columns, self.cache.keys.device)
-        return StepLayout(at, ring_at, key_at, to, tuple(layouts), self.pool.block_size)
-
-
-def _segment_layout(segment: Segment) -> SegmentLayout:
-    return SegmentLayout(tuple(segment.blocks), segment.first_slot, segment.num_tokens)

@@ -22,7 +22,8 @@ from antiphon.core.scheduler import Waiting, schedule
 from antiphon.errors import AntiphonError, InternalError
 from antiphon.kernels.transfer import Download
 from antiphon.stages.draw_table import DrawSlot
-from antiphon.stages.paged import PagedDecoder, Row
+from antiphon.stages.paged import PagedDecoder
+from antiphon.stages.step_packing import Row
 
 DrawT = TypeVar("DrawT")
 OfferedDrawT = TypeVar("OfferedDrawT", contravariant=True)

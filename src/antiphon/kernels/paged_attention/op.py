@@ -14,8 +14,9 @@ query rotated to p and to p + shift. Scores depend on differences of angles only
 | keys, values | [num_blocks, block_size, Hkv, D]           | as above | one layer; the step's own tokens are in |
 | out          | [N, H, D]                                  | as above | new                                     |
 
-Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax and sums are float32.
-Dispatch: the plain torch reference on every device. Raises ShapeError.
+Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax and sums are float32. What comes out for padding
+is anything. Dispatch: `kernel.py` on CUDA, the reference elsewhere. Grid of the kernel: a tile of a row's tokens, a key
+head, and a split of the row's keys (`tiles.py`), which are read once. Raises ShapeError.
 """
 
 from __future__ import annotations
@@ -41,4 +42,9 @@ def paged_attention(
             f"paged attention wants keys and values [num_blocks, {step.block_size}, Hkv, D] with Hkv dividing "
             f"{q_anchor.shape[1]} heads; got {tuple(keys.shape)}, {tuple(values.shape)}"
         )
+    if q_anchor.is_cuda:
+        # Where there is no GPU, there may be no Triton.
+        from antiphon.kernels.paged_attention import kernel
+
+        return kernel.paged_attention(q_anchor, q_ring, keys, values, step, scale)
     return reference.paged_attention(q_anchor, q_ring, keys, values, step, scale)

@@ -15,8 +15,9 @@ def paged_attention(
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)
     num_kv_heads = keys.shape[1]
     out = torch.empty_like(q_anchor)
-    for row, (slots, num_anchor) in zip(step.rows, step.key_slots, strict=True):
-        tokens = slice(row.token_start, row.token_end)
+    for index, row in enumerate(step.rows):
+        tokens, num_anchor = slice(row.token_start, row.token_end), row.num_anchor_keys
+        slots = step.key_slots[index, : row.num_keys]
         k = keys[slots].transpose(0, 1).float()  # [Hkv, T, D]
         v = values[slots].transpose(0, 1).float()
         qa, qr = (_grouped(q[tokens], num_kv_heads) for q in (q_anchor, q_ring))

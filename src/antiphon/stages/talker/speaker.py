@@ -18,7 +18,8 @@ from antiphon.core.window import BasicWindow
 from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
-from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.step_packing import Row
 from antiphon.stages.stepping import Request, Settle, StepLoop, Steps
 from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
 from antiphon.stages.talker.state import Saying, TalkerState

@@ -19,7 +19,8 @@ from antiphon.core.window import OffWindow, SlideMode, SlidePlan, UnitRecord, Wi
 from antiphon.errors import InputError
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.stages.draw_table import DrawSlot
-from antiphon.stages.paged import PagedDecoder, Row
+from antiphon.stages.paged import PagedDecoder
+from antiphon.stages.step_packing import Row
 from antiphon.stages.stepping import MAX_STEP_TOKENS, Drawn, Reply, Request, Steps
 from antiphon.stages.thinker.choosing import TextDraw
 

@@ -1,0 +1,57 @@
+"""How a step's tokens are shared out among the programs of the kernel: tiles of one row's tokens, in two sizes.
+
+A decoding row has one token, and a program for it is bound by reading keys; a row of many tokens is bound by products,
+and wants large ones. So a row goes into small tiles if one of them holds it, else into large ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+
+class TileKind(Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+QUERIES_PER_TILE = {TileKind.SMALL: 16, TileKind.LARGE: 64}
+"""Tokens times query heads of a key head; a group of heads is padded to a power of two."""
+
+_PROGRAMS = 4 * 132
+"""What an H200 holds at once of these programs, about."""
+
+_MAX_SPLITS = 64
+_KEYS_PER_SPLIT = 128
+"""A split of fewer keys costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """places: [T, 2] int32; the tile's row, -1 for padding, and its first token."""
+
+    kind: TileKind
+    places: Tensor
+
+
+def tokens_per_tile(kind: TileKind, group_size: int) -> int:
+    """group_size: query heads per key head."""
+    return QUERIES_PER_TILE[kind] // (1 << (group_size - 1).bit_length())
+
+
+def tiles_of(num_tokens: int, group_size: int) -> tuple[TileKind, int]:
+    """Of which kind the tiles of a row of so many tokens are, and how many tokens each holds."""
+    small = tokens_per_tile(TileKind.SMALL, group_size)
+    if num_tokens <= small:
+        return TileKind.SMALL, small
+    return TileKind.LARGE, tokens_per_tile(TileKind.LARGE, group_size)
+
+
+def num_splits(num_programs: int, max_keys: int) -> int:
+    """Into how many parts the keys of every row are cut. num_programs: without cutting."""
+    most = min(_MAX_SPLITS, max_keys // _KEYS_PER_SPLIT)
+    wanted = min(most, _PROGRAMS // num_programs)
+    # A power of two: each number of splits is a kernel of its own.
+    return 1 << max(0, wanted.bit_length() - 1)

@@ -1,0 +1,126 @@
+"""A step's rows in one buffer: what the device reads there is what the contexts say, with and without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from antiphon.core.blocks import BlockPool
+from antiphon.core.context import Context
+from antiphon.core.window import SlideMode, SlidePlan
+from antiphon.kernels.kv_cache import StepLayout
+from antiphon.stages.step_graphs import step_shapes
+from antiphon.stages.step_packing import Row, StepBuffer, StepShape, layout_in
+from core.brute_force import slots_of
+
+GROUP = 4
+
+
+def contexts() -> tuple[Context, Context, Context]:
+    """One with a prompt and a ring that starts inside a block, one with a suffix and an empty ring, one with a unit."""
+    pool = BlockPool(64, 4)
+    slid, fresh, plain = (Context(pool, SlideMode.ROTATE_QUERY, 1000) for _ in range(3))
+    slid.append_prompt(6)
+    for unit in range(3):
+        slid.append(5)
+        slid.close_unit(unit, ())
+    slid.slide(SlidePlan(1, ()))
+    fresh.append_prompt(3)
+    fresh.append_suffix((1, 2))
+    plain.append(9)
+    return slid, fresh, plain
+
+
+def step_rows() -> list[Row]:
+    slid, fresh, plain = contexts()
+    return [Row(slid, slid.append(1)), Row(fresh, fresh.append(30)), Row(plain, plain.append(2))]
+
+
+def packed(rows: Sequence[Row], shape: StepShape) -> StepLayout:
+    buffer = StepBuffer(shape, GROUP, pinned=False)
+    buffer.host.fill_(255)
+    spans, _ = buffer.fill(rows)
+    return layout_in(buffer.host, shape, spans, 4)
+
+
+@pytest.mark.parametrize("room", [0, 5])
+def test_the_device_reads_what_the_contexts_say(room: int) -> None:
+    rows = step_rows()
+    exact = StepShape.of(rows, GROUP)
+    shape = StepShape(
+        exact.num_tokens + room,
+        exact.num_rows + room,
+        (exact.num_tiles[0] + room, exact.num_tiles[1] + room),
+        exact.max_keys + room,
+        exact.num_blocks + room,
+    )
+    step = packed(rows, shape)
+    num_tokens = 0
+    for index, row in enumerate(rows):
+        placed = row.placement
+        own = slice(num_tokens, num_tokens + row.num_tokens)
+        num_tokens = own.stop
+        positions = torch.arange(placed.first_position, placed.first_position + row.num_tokens)
+        assert torch.equal(step.positions[own], positions)
+        assert torch.equal(step.ring_positions[own], positions + row.context.shift)
+        assert torch.equal(step.key_positions[own], positions + placed.key_shift)
+        assert step.slots[own].tolist() == [*placed.slots]
+        span = step.rows[index]
+        assert (span.token_start, span.token_end) == (own.start, own.stop)
+        assert step.spans[index].tolist() == [own.start, own.stop, span.num_keys, span.num_anchor_keys]
+        assert span.num_anchor_keys == row.context.num_anchor_tokens
+        slots = [slot for segment in row.context.segments() for slot in slots_of(segment, 4)]
+        assert step.key_slots[index, : span.num_keys].tolist() == slots[: span.num_keys]
+    assert step.slots[num_tokens:].tolist() == [-1] * room
+    assert not step.spans[len(rows) :].any()
+
+
+def test_every_token_is_in_one_tile_of_its_row_and_padding_in_none() -> None:
+    rows = step_rows()
+    shape = StepShape.of(rows, GROUP)
+    step = packed(rows, replace(shape, num_tiles=(shape.num_tiles[0] + 2, shape.num_tiles[1] + 1)))
+    small, large = (tiles.places.tolist() for tiles in step.tiles)
+    assert [place for place in small if place[0] >= 0] == [[0, 0], [2, 31]]
+    assert [len(small), len(large)] == [4, 3]
+    assert [place for place in large if place[0] >= 0] == [[1, 1], [1, 17]]
+
+
+def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
+    context = Context(BlockPool(64, 4), SlideMode.ROTATE_QUERY, 1000)
+    placed = context.append(30)
+    piece = replace(placed, slots=placed.slots[:10])
+    (span,) = packed([Row(context, piece)], StepShape.of([Row(context, piece)], GROUP)).rows
+    assert (span.num_keys, span.num_anchor_keys) == (10, 0)
+
+
+def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
+    rows = step_rows()
+    shape = StepShape.of(rows, GROUP)
+    buffer = StepBuffer(shape, GROUP, pinned=False)
+    buffer.fill(rows)
+    spans, num_bytes = buffer.fill(rows[2:])
+    again, alone = layout_in(buffer.host, shape, spans, 4), packed(rows[2:], shape)
+    assert num_bytes < shape.num_bytes
+    for one, other in ((again.slots, alone.slots), (again.spans, alone.spans), (again.positions, alone.positions)):
+        assert torch.equal(one, other)
+    tiles = zip(again.tiles, alone.tiles, strict=True)
+    assert all(torch.equal(one.places[:, 0], other.places[:, 0]) for one, other in tiles)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 17, 40])
+def test_a_shape_of_the_grid_holds_every_step_of_its_size(num_tokens: int) -> None:
+    """However the tokens are shared out among rows, the first shape with enough tokens and rows has enough tiles."""
+    for num_rows in {1, 2, num_tokens} & {*range(1, num_tokens + 1)}:
+        pool = BlockPool(200, 4)
+        rows = []
+        for index in range(num_rows):
+            context = Context(pool, SlideMode.ROTATE_QUERY, 1000)
+            own = num_tokens // num_rows + (num_tokens % num_rows if index == 0 else 0)
+            rows.append(Row(context, context.append(own)))
+        wanted = StepShape.of(rows, GROUP)
+        shapes = [shape for shape in step_shapes(40, 100, 4, GROUP) if shape.holds(wanted)]
+        assert shapes, wanted
+        assert shapes[0].num_tokens <= max(16, 2 * num_tokens)
