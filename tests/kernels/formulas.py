@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
+
 import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
 """Of float32: the distance from 1 to the next number."""
+TWO_PI = Decimal("6.283185307179586476925286766559005768394338798750211641949889")
 
 
 def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -25,3 +28,10 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight · x / sqrt(mean(x²) + eps) over the last dimension, float64."""
     wide = x.double()
     return weight.double() * wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + eps)
+
+
+def exact_angle(position: int, pair: int, head_dim: int, theta: float) -> float:
+    """position · theta^(-2 pair / head_dim) modulo 2 pi, with 60 decimal digits."""
+    with localcontext(prec=60):
+        frequency = Decimal(theta) ** (Decimal(-2 * pair) / head_dim)
+        return float(position * frequency % TWO_PI)

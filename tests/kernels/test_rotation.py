@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal, localcontext
 
 import pytest
 import torch
 from torch import Tensor
 
 from antiphon.kernels.rotation import rotate, rotation
-from kernels.formulas import EPS, turned
-
-TWO_PI = Decimal("6.283185307179586476925286766559005768394338798750211641949889")
-
-
-def exact_angle(position: int, pair: int, head_dim: int, theta: float) -> float:
-    """position · theta^(-2 pair / head_dim) modulo 2 pi, with 60 decimal digits."""
-    with localcontext(prec=60):
-        frequency = Decimal(theta) ** (Decimal(-2 * pair) / head_dim)
-        return float(position * frequency % TWO_PI)
+from kernels.formulas import EPS, exact_angle, turned
 
 
 @pytest.mark.parametrize("theta", [1e4, 1e6])

@@ -1,7 +1,8 @@
 """Rotary position angles. Computed from integer positions in float64, so a session may run for months.
 
-Not a kernel: a table that the operators share. Convention: half rotation, (x1, x2) → (x1 cos − x2 sin, x2 cos + x1 sin)
-with x1, x2 the two halves of a head (REFERENCE 5.1); frequencies are exact, never rounded to the model's dtype (5.4).
+Not an operator: a table that operators share, and its definition. Convention: half rotation, (x1, x2) →
+(x1 cos − x2 sin, x2 cos + x1 sin) with x1, x2 the two halves of a head (REFERENCE 5.1); frequencies are exact, never
+rounded to the model's dtype (5.4).
 """
 
 from __future__ import annotations

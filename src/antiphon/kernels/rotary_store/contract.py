@@ -24,7 +24,7 @@ class StepRotations:
 
     anchor, ring: rotations of the queries for anchor and for ring keys.
     key: rotation of the keys that are written.
-    slots: [N] int64, where they are written.
+    slots: [N] int64, where they are written; -1 for a padding token, of which nothing is written.
     """
 
     anchor: Rotation

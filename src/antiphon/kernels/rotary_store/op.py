@@ -4,15 +4,19 @@
     cache  ← k rotated by rotations.key, v, at rotations.slots
     result = q rotated by rotations.anchor, q rotated by rotations.ring
 
-| tensor  | shape                            | dtype    |                                       |
-|---------|----------------------------------|----------|---------------------------------------|
-| q       | [N, H, D]                        | floating |                                       |
-| k, v    | [N, Hkv, D]                      | as q     |                                       |
-| cache   | [num_blocks, block_size, Hkv, D] | as q     | keys and values of one layer, written |
-| results | [N, H, D] twice                  | as q     | new                                   |
+| tensor          | shape                            | dtype    |                                                   |
+|-----------------|----------------------------------|----------|---------------------------------------------------|
+| q               | [N, H, D]                        | floating | last dimension contiguous; a view of a projection |
+| k, v            | [N, Hkv, D]                      | as q     | as q                                              |
+| cache           | [num_blocks, block_size, Hkv, D] | as q     | contiguous; keys and values of a layer, written   |
+| rotations.slots | [N]                              | int64    | contiguous; -1 marks padding                      |
+| results         | [N, H, D] twice                  | as q     | new, contiguous                                   |
 
-A slot twice in a step is a bug of the caller (asserted in core). N = 0 is allowed.
-Dispatch: the plain torch reference on every device. Raises ShapeError.
+Of a padding token nothing is written, and its results are any finite numbers as far as its q is. A slot twice in a step
+is a bug of the caller (asserted in core). N = 0 is allowed; D is even. Roundings are those of a norm and a rotation
+one after the other.
+Dispatch: `kernel.py` on CUDA, the reference elsewhere. Grid: a token by groups of its heads. Bytes: q, k and v once,
+q twice out, k and v out, three rows of the tables. Not measured on a GPU yet. Raises ShapeError.
 """
 
 from __future__ import annotations
@@ -34,4 +38,11 @@ def rotary_store(
             f"rotary_store wants k and v [N, {keys.shape[2]}, {keys.shape[3]}] like its cache; got "
             f"{tuple(k.shape)}, {tuple(v.shape)}"
         )
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        raise ShapeError(f"rotary_store wants heads that lie in one piece; got strides {q.stride()}, {k.stride()}")
+    if q.is_cuda:
+        # Where there is no GPU, there may be no Triton.
+        from antiphon.kernels.rotary_store import kernel
+
+        return kernel.rotary_store(q, k, v, norm, rotations, cache)
     return reference.rotary_store(q, k, v, norm, rotations, cache)

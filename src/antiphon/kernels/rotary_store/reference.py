@@ -16,6 +16,8 @@ def rotary_store(
     if norm is not None:
         q, k = rms_norm(q, norm.q_weight, norm.eps), rms_norm(k, norm.k_weight, norm.eps)
     keys, values = (tensor.flatten(0, 1) for tensor in cache)
-    keys[rotations.slots] = rotate(k, rotations.key)
-    values[rotations.slots] = v
+    is_real = rotations.slots >= 0
+    slots = rotations.slots[is_real]
+    keys[slots] = rotate(k, rotations.key)[is_real]
+    values[slots] = v[is_real]
     return rotate(q, rotations.anchor), rotate(q, rotations.ring)

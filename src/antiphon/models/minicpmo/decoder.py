@@ -12,8 +12,8 @@ from antiphon.kernels.paged_attention.op import paged_attention
 from antiphon.kernels.rms_norm.op import rms_norm
 from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
 from antiphon.kernels.rotary_store.op import rotary_store
-from antiphon.kernels.rotation import rotation
 from antiphon.kernels.silu_mul.op import silu_mul
+from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.models.minicpmo.config import DecoderConfig
 
 
@@ -103,12 +103,8 @@ class Decoder(nn.Module):
         Returns the final-norm states [N, hidden].
         """
         head_dim, theta = self.config.head_dim, self.config.rope_theta
-        rotations = StepRotations(
-            anchor=rotation(step.positions, head_dim, theta),
-            ring=rotation(step.ring_positions, head_dim, theta),
-            key=rotation(step.key_positions, head_dim, theta),
-            slots=step.slots,
-        )
+        turns = step_rotations(step.positions, step.ring_positions, step.key_positions, head_dim, theta)
+        rotations = StepRotations(*turns, slots=step.slots)
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             embeds = layer(embeds, step, rotations, (keys, values))
         return self.norm(embeds)

@@ -1,0 +1,122 @@
+"""`rotary_store` in Triton: one program for some heads of one token, which are all queries, all keys or all values.
+
+Shown, interpreted on the CPU, by tests/kernels/test_rotary_store.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
+
+_PAIRS = 256
+"""Of a program, which is one warp: 8 pairs a thread, 16 bytes of each half in bfloat16. A token of the thinker is 12
+programs, so that one token is spread over 12 SMs and 512 tokens fill all SMs with 46 warps each."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _normed(first, second, weight, eps, i, is_i, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """RMS norm of heads [BH, D / 2] twice, rounded where the reference rounds; float32 again at last."""
+    dtype = first.dtype
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D
+    scale = tl.rsqrt(mean + eps)[:, None]
+    by_first = tl.load(weight + i, mask=is_i, other=0.0).to(tl.float32)[None, :]
+    by_second = tl.load(weight + D // 2 + i, mask=is_i, other=0.0).to(tl.float32)[None, :]
+    first = (first * scale).to(dtype).to(tl.float32) * by_first
+    second = (second * scale).to(dtype).to(tl.float32) * by_second
+    return first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned(first, second, cos, sin, token, i, is_i, HALF: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+    c = tl.load(cos + token * HALF + i, mask=is_i, other=0.0)[None, :]
+    s = tl.load(sin + token * HALF + i, mask=is_i, other=0.0)[None, :]
+    return first * c - second * s, second * c + first * s
+
+
+# The slots of a step are a row of one uploaded tensor: their alignment changes with the number of tokens, and must not
+# compile anew.
+@triton.jit(do_not_specialize_on_alignment=["slots"])  # type: ignore[untyped-decorator]
+def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above, and one algorithm
+    q, k, v, q_weight, k_weight, anchor_cos, anchor_sin, ring_cos, ring_sin, key_cos, key_sin, slots,
+    keys, values, q_anchor, q_ring,
+    q_token, q_head, k_token, k_head, v_token, v_head, eps,
+    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = D // 2
+    NUM_Q: tl.constexpr = (H + BLOCK_HEADS - 1) // BLOCK_HEADS
+    NUM_KV: tl.constexpr = (HKV + BLOCK_HEADS - 1) // BLOCK_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    i = tl.arange(0, BLOCK_HALF)
+    is_i = i < HALF
+    if part < NUM_Q:
+        head = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        is_there = (head < H)[:, None] & is_i[None, :]
+        place = q + token * q_token + (head * q_head)[:, None] + i[None, :]
+        first = tl.load(place, mask=is_there, other=0.0)
+        second = tl.load(place + HALF, mask=is_there, other=0.0)
+        if HAS_NORM:
+            first, second = _normed(first, second, q_weight, eps, i, is_i, D)
+        else:
+            first, second = first.to(tl.float32), second.to(tl.float32)
+        out = (token * H + head)[:, None] * D + i[None, :]
+        one, other = _turned(first, second, anchor_cos, anchor_sin, token, i, is_i, HALF)
+        tl.store(q_anchor + out, one.to(q_anchor.dtype.element_ty), mask=is_there)
+        tl.store(q_anchor + out + HALF, other.to(q_anchor.dtype.element_ty), mask=is_there)
+        one, other = _turned(first, second, ring_cos, ring_sin, token, i, is_i, HALF)
+        tl.store(q_ring + out, one.to(q_ring.dtype.element_ty), mask=is_there)
+        tl.store(q_ring + out + HALF, other.to(q_ring.dtype.element_ty), mask=is_there)
+    else:
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            if part < NUM_Q + NUM_KV:
+                head = (part - NUM_Q) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+                is_there = (head < HKV)[:, None] & is_i[None, :]
+                place = k + token * k_token + (head * k_head)[:, None] + i[None, :]
+                first = tl.load(place, mask=is_there, other=0.0)
+                second = tl.load(place + HALF, mask=is_there, other=0.0)
+                if HAS_NORM:
+                    first, second = _normed(first, second, k_weight, eps, i, is_i, D)
+                else:
+                    first, second = first.to(tl.float32), second.to(tl.float32)
+                first, second = _turned(first, second, key_cos, key_sin, token, i, is_i, HALF)
+                out = (slot * HKV + head)[:, None] * D + i[None, :]
+                tl.store(keys + out, first.to(keys.dtype.element_ty), mask=is_there)
+                tl.store(keys + out + HALF, second.to(keys.dtype.element_ty), mask=is_there)
+            else:
+                head = (part - NUM_Q - NUM_KV) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+                is_there = (head < HKV)[:, None] & is_i[None, :]
+                place = v + token * v_token + (head * v_head)[:, None] + i[None, :]
+                low = tl.load(place, mask=is_there, other=0.0)
+                high = tl.load(place + HALF, mask=is_there, other=0.0)
+                out = (slot * HKV + head)[:, None] * D + i[None, :]
+                tl.store(values + out, low, mask=is_there)
+                tl.store(values + out + HALF, high, mask=is_there)
+
+
+def rotary_store(
+    q: Tensor, k: Tensor, v: Tensor, norm: HeadNorm | None, rotations: StepRotations, cache: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Tensors as in `op.py`."""
+    num_tokens, H, D = q.shape
+    HKV = k.shape[1]
+    q_anchor, q_ring = (torch.empty((num_tokens, H, D), dtype=q.dtype, device=q.device) for _ in range(2))
+    if not num_tokens:
+        return q_anchor, q_ring
+    block_half = triton.next_power_of_2(D // 2)
+    block_heads = max(1, _PAIRS // block_half)
+    anchor, ring, key = rotations.anchor, rotations.ring, rotations.key
+    _store[(num_tokens, triton.cdiv(H, block_heads) + 2 * triton.cdiv(HKV, block_heads))](
+        q, k, v, norm.q_weight if norm else q, norm.k_weight if norm else q,
+        anchor.cos, anchor.sin, ring.cos, ring.sin, key.cos, key.sin, rotations.slots, *cache, q_anchor, q_ring,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), norm.eps if norm else 0.0,
+        H=H, HKV=HKV, D=D, HAS_NORM=norm is not None,
+        BLOCK_HEADS=block_heads, BLOCK_HALF=block_half, num_warps=1,
+    )  # fmt: skip
+    return q_anchor, q_ring
