@@ -89,7 +89,7 @@ def run(folder: Path) -> Iterator[Outcome]:
     weights = load_file(folder / "weights.safetensors")
     used = {name: tensor for name, tensor in weights.items() if not name.startswith("tts.projector_spk.")}
     network = filled(lambda: TalkerNetwork(config), used, "tts.")
-    network.fold_weight_norms()
+    network.prepare()
     cases = Cases.model_validate_json((folder / "cases.json").read_text())
     expected = load_file(folder / "cases.safetensors")
     dialogue = Dialogue(network, sampling)

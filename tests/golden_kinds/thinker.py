@@ -135,6 +135,7 @@ def run(folder: Path) -> Iterator[Outcome]:
     expected = load_file(folder / "cases.safetensors")
     config = thinker_config(cases.config)
     network = filled(lambda: ThinkerNetwork(config), load_file(folder / "weights.safetensors"), "llm.")
+    network.prepare()
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = Model(network, TextTokenizer(tokens, special_tokens(tokens, "<|im_end|>", ())))
     for name, window in cases.window.items():

@@ -55,7 +55,7 @@ def case(
     RNG.manual_seed(num_tokens)
     H, HKV, D = heads
     projected = random(num_tokens, (H + 2 * HKV) * D).to(device, dtype).view(num_tokens, H + 2 * HKV, D)
-    q, k, v = torch.split(projected, (H, HKV, HKV), dim=1)
+    q, k, v = torch.split(projected, [H, HKV, HKV], dim=1)
     positions = torch.arange(num_tokens) + 5
     shift = 10**9
     # Rows of one tensor, as a step has them.

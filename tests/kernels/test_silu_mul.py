@@ -1,34 +1,77 @@
-"""The gated activation against its formula in float64."""
+"""The gated activation against its formula in float64, in every place."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from antiphon.errors import ShapeError
+from antiphon.kernels.silu_mul import reference
 from antiphon.kernels.silu_mul.op import silu_mul
 from kernels.formulas import EPS
+from kernels.places import Place, Run
 
 
-@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3, 7), (2, 129)])
-def test_silu_mul_is_its_formula(shape: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    gate, up = (5 * torch.randn(shape, generator=generator) for _ in range(2))
-    want = gate.double() / (1 + torch.exp(-gate.double())) * up.double()
+def run(place: Place, gate_up: Tensor) -> Tensor:
+    if place is Place.INTERPRETED:
+        from antiphon.kernels.silu_mul import kernel
+
+        return kernel.silu_mul(gate_up)
+    return silu_mul(gate_up.to(place.device)).cpu()
+
+
+def random(*shape: int) -> Tensor:
+    return 5 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def check_formula(place: Place, num_rows: int, num_columns: int) -> None:
+    gate_up = random(num_rows, 2 * num_columns)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    want = gate / (1 + torch.exp(-gate)) * up
     # exp is good to some units in the last place, and enlarges nothing: its argument is exact.
-    torch.testing.assert_close(silu_mul(gate, up).double(), want, rtol=8 * EPS, atol=0)
+    torch.testing.assert_close(run(place, gate_up).double(), want, rtol=8 * EPS, atol=0)
 
 
-def test_strided_operands_give_what_their_copies_give() -> None:
-    gate, up = torch.arange(12.0).view(3, 4).T, torch.arange(12.0).flip(0).view(3, 4).T
-    torch.testing.assert_close(silu_mul(gate, up), silu_mul(gate.contiguous(), up.contiguous()), rtol=8 * EPS, atol=0)
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3, 7), (2, 129), (2, 3072)])
+def test_silu_mul_is_its_formula(at: Run, shape: tuple[int, int]) -> None:
+    at(check_formula, *shape)
 
 
-def test_very_large_gates_do_not_overflow() -> None:
+def check_rounding(place: Place, dtype: torch.dtype) -> None:
+    """How exp is computed may move the gate's part across a rounding's edge, and nothing else may differ."""
+    gate_up = random(9, 1000).to(dtype)
+    got, want = run(place, gate_up), reference.silu_mul(gate_up)
+    assert (got == want).double().mean() > 0.99
+    torch.testing.assert_close(got, want, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+def test_it_rounds_where_the_reference_rounds(at: Run) -> None:
+    # Of the interpreter's half types only this one rounds as the hardware does.
+    at(check_rounding, torch.float16)
+
+
+def check_strides(place: Place) -> None:
+    whole = random(5, 40)
+    assert torch.equal(run(place, whole[::2, 4:20]), run(place, whole[::2, 4:20].contiguous()))
+
+
+def test_rows_that_lie_apart_give_what_their_copies_give(at: Run) -> None:
+    at(check_strides)
+
+
+def check_range(place: Place) -> None:
     gate = torch.tensor([-1e30, -200.0, 200.0, 1e30])
-    assert silu_mul(gate, torch.ones(4)).tolist() == [0, 0, 200, gate[3].item()]
+    got = run(place, torch.cat([gate, torch.ones(4)])[None])[0]
+    torch.testing.assert_close(got, torch.tensor([0, 0, 200, 1e30]), rtol=EPS, atol=0)
 
 
-def test_operands_of_two_shapes_are_refused() -> None:
-    with pytest.raises(ShapeError, match="one shape"):
-        silu_mul(torch.zeros(2, 3), torch.zeros(3))
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_very_large_gates_do_not_overflow(at: Run) -> None:
+    at(check_range)
+
+
+def test_operands_of_another_shape_are_refused() -> None:
+    for refused in (torch.zeros(2, 3), torch.zeros(4), torch.zeros(4, 4).T[:, :2]):
+        with pytest.raises(ShapeError, match="silu_mul wants"):
+            silu_mul(refused)

@@ -66,6 +66,12 @@ def split_into_shards(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def names_in_the_checkpoint(name: str) -> list[str]:
+    """Of the weights that a loaded one was merged from, in order."""
+    merged = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    return next(([name.replace(one, part) for part in parts] for one, parts in merged.items() if one in name), [name])
+
+
 def test_every_weight_of_the_golden_checkpoint_arrives() -> None:
     loaded = model(GOLDEN_CHECKPOINT)
     assert all(weight.device == CPU and weight.dtype is torch.float32 for weight in parameters(loaded).values())
@@ -73,7 +79,8 @@ def test_every_weight_of_the_golden_checkpoint_arrives() -> None:
     for part in loaded.parts():
         for name, weight in part.network.state_dict().items():
             if part.file is WeightFile.MAIN and "head_code" not in name:
-                assert torch.equal(weight, main.pop(part.prefix + name).float()), name
+                stored = [main.pop(part.prefix + one) for one in names_in_the_checkpoint(name)]
+                assert torch.equal(weight, torch.cat(stored).float() if len(stored) > 1 else stored[0].float()), name
     assert all(name.startswith(("tts.head_code.", "tts.projector_spk.")) for name in main)
 
 

@@ -55,6 +55,7 @@ def random_network() -> ThinkerNetwork:
     with torch.device("meta"):
         network = ThinkerNetwork(CONFIG)
     network.load_state_dict(random_weights(Part("thinker", network, WeightFile.MAIN, "")), assign=True)
+    network.prepare()
     return network
 
 
@@ -153,9 +154,5 @@ def first_layer(network: ThinkerNetwork, inputs: Tensor, positions: Tensor) -> t
     """
     config, layer = network.config.decoder, network.model.layers[0]
     assert isinstance(layer, Layer)
-    normed = layer.input_layernorm(inputs)
-    keys, values = (
-        projection(normed).view(len(inputs), config.num_kv_heads, config.head_dim)
-        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj)
-    )
+    _, keys, values = layer.self_attn.project(layer.input_layernorm(inputs))
     return rotate(layer.self_attn.k_norm(keys), rotation(positions, config.head_dim, config.rope_theta)), values

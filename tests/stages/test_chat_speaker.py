@@ -47,7 +47,7 @@ def random_network() -> TalkerNetwork:
     with torch.device("meta"):
         network = TalkerNetwork(CONFIG)
     network.load_state_dict(random_weights(Part("talker", network, WeightFile.MAIN, "")), assign=True)
-    network.fold_weight_norms()
+    network.prepare()
     return network
 
 

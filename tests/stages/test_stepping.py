@@ -135,6 +135,7 @@ def network() -> Decoder:
     with torch.device("meta"):
         network = Decoder(CONFIG)
     network.load_state_dict(random_weights(Part("decoder", network, WeightFile.MAIN, "")), assign=True)
+    network.merge_projections()
     return network
 
 

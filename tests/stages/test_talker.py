@@ -60,7 +60,7 @@ def random_network(config: TalkerConfig = CONFIG) -> TalkerNetwork:
     with torch.device("meta"):
         network = TalkerNetwork(config)
     network.load_state_dict(random_weights(Part("talker", network, WeightFile.MAIN, "")), assign=True)
-    network.fold_weight_norms()
+    network.prepare()
     return network
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """gate · sigmoid(gate) · up."""
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate · sigmoid(gate) · up; the gate's part is rounded before the product."""
+    gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -1,15 +1,17 @@
 """The causal decoder of thinker and talker: Llama blocks on the paged context. No embedding, no head, no sampling.
 
-Parameter names are those of `llm.model.*` and `tts.model.*` (REFERENCE 2.1, 2.6).
+Parameter names are those of `llm.model.*` and `tts.model.*` (REFERENCE 2.1, 2.6) until `Decoder.merge_projections`,
+without which nothing runs. Shown by tests/models/test_decoder.py and, with golden numbers, by tests/test_golden.py.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
-from antiphon.kernels.rms_norm.op import rms_norm
+from antiphon.kernels.rms_norm.op import add_rms_norm, rms_norm
 from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
 from antiphon.kernels.rotary_store.op import rotary_store
 from antiphon.kernels.silu_mul.op import silu_mul
@@ -26,6 +28,10 @@ class Norm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self._eps)
+
+    def after_adding(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum and its norm."""
+        return add_rms_norm(x, added, self.weight, self._eps)
 
 
 class Attention(nn.Module):
@@ -44,15 +50,26 @@ class Attention(nn.Module):
             self.k_norm = Norm(config.head_dim, config.rms_norm_eps)
         self._config = config
 
+    def merge_projections(self) -> None:
+        """Replace the three projections by one, `qkv_proj`."""
+        self.qkv_proj = merged(self.q_proj, self.k_proj, self.v_proj)
+        del self.q_proj, self.k_proj, self.v_proj
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x: [N, hidden]. Returns q [N, H, D], k and v [N, Hkv, D], views of one tensor."""
+        config = self._config
+        heads = self.qkv_proj(x).view(x.shape[0], config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        return q, k, v
+
     def forward(self, x: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]) -> Tensor:
         """x: [N, hidden]. cache: (keys, values) of this layer, written. Returns [N, hidden]."""
-        head_dim = self._config.head_dim
-        q, k, v = (p(x).view(x.shape[0], -1, head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.project(x)
         norm = None
         if self._config.has_qk_norm:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self._config.rms_norm_eps)
         q_anchor, q_ring = rotary_store(q, k, v, norm, rotations, cache)
-        attended = paged_attention(q_anchor, q_ring, *cache, step, head_dim**-0.5)
+        attended = paged_attention(q_anchor, q_ring, *cache, step, self._config.head_dim**-0.5)
         return self.o_proj(attended.flatten(1, 2))
 
 
@@ -65,9 +82,14 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
+    def merge_projections(self) -> None:
+        """Replace the two projections by one, `gate_up_proj`."""
+        self.gate_up_proj = merged(self.gate_proj, self.up_proj)
+        del self.gate_proj, self.up_proj
+
     def forward(self, x: Tensor) -> Tensor:
         """x: [N, hidden]. Returns the same shape."""
-        return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(silu_mul(self.gate_up_proj(x)))
 
 
 class Layer(nn.Module):
@@ -80,10 +102,22 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]) -> Tensor:
-        """x: [N, hidden]. cache: (keys, values) of this layer, written. Returns [N, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x), step, rotations, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(
+        self,
+        x: Tensor,
+        normed: Tensor,
+        step: StepLayout,
+        rotations: StepRotations,
+        cache: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """What comes out is not added yet, so that the norm behind this layer can do it in the same launch.
+
+        x, normed: [N, hidden], the layer's input and its input norm.
+        cache: (keys, values) of this layer, written.
+        Returns x with the attention, and what the feed-forward adds to it, both [N, hidden].
+        """
+        x, normed = self.post_attention_layernorm.after_adding(x, self.self_attn(normed, step, rotations, cache))
+        return x, self.mlp(normed)
 
 
 class Decoder(nn.Module):
@@ -95,6 +129,15 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
+    def merge_projections(self) -> None:
+        """Make one matrix of those that read the same input; once, after loading and before the first step.
+
+        Layer by layer: at no time is there a second copy of more than one layer's matrices.
+        """
+        for layer in self._layers():
+            layer.self_attn.merge_projections()
+            layer.mlp.merge_projections()
+
     def forward(self, embeds: Tensor, step: StepLayout, cache: KVCache) -> Tensor:
         """Run a step's tokens and put their keys and values into the cache.
 
@@ -105,6 +148,21 @@ class Decoder(nn.Module):
         head_dim, theta = self.config.head_dim, self.config.rope_theta
         turns = step_rotations(step.positions, step.ring_positions, step.key_positions, head_dim, theta)
         rotations = StepRotations(*turns, slots=step.slots)
-        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            embeds = layer(embeds, step, rotations, (keys, values))
-        return self.norm(embeds)
+        layers = self._layers()
+        norms = [*(layer.input_layernorm for layer in layers), self.norm]
+        x, normed = embeds, norms[0](embeds)
+        for layer, norm, keys, values in zip(layers, norms[1:], cache.keys, cache.values, strict=True):
+            x, added = layer(x, normed, step, rotations, (keys, values))
+            x, normed = norm.after_adding(x, added)
+        return normed
+
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+
+def merged(*projections: nn.Linear) -> nn.Linear:
+    """One projection whose outputs are theirs, one after the other."""
+    weight = torch.cat([projection.weight for projection in projections])
+    whole = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    whole.weight = nn.Parameter(weight, requires_grad=False)
+    return whole.eval()

@@ -110,6 +110,16 @@ class Model:
                     Part("vocoder", self.hift, WeightFile.HIFT, ""),
                 )
 
+    def prepare(self, section: Section) -> None:
+        """Bring loaded weights into the form that runs; once. Their names are the checkpoint's no more."""
+        match section:
+            case Section.THINKER:
+                self.thinker.prepare()
+            case Section.TALKER:
+                self.talker.prepare()
+            case Section.VOCODER:
+                self.hift.prepare()
+
 
 def load_model(checkpoint: Checkpoint, devices: Mapping[Section, torch.device], dtype: torch.dtype) -> Model:
     """Build all networks and fill those of the named sections, one tensor after the other; the rest stay empty.
@@ -121,10 +131,7 @@ def load_model(checkpoint: Checkpoint, devices: Mapping[Section, torch.device], 
     require_fit(model.parts(), checkpoint.stores)
     for section, device in devices.items():
         load(model.section(section), checkpoint.stores, device, dtype)
-        if section is Section.TALKER:
-            model.talker.fold_weight_norms()
-        if section is Section.VOCODER:
-            model.hift.prepare()
+        model.prepare(section)
     return model
 
 

@@ -43,9 +43,13 @@ class TalkerNetwork(nn.Module):
         self.model = Decoder(config.decoder)
         self.head_code = nn.ModuleList([weight_norm(nn.Linear(size, config.num_codec_tokens, bias=False))])
 
-    def fold_weight_norms(self) -> None:
-        """Replace the head's magnitude and direction by their product; once, after loading."""
+    def prepare(self) -> None:
+        """Bring loaded weights into the form that runs; once. Their names are the checkpoint's no more.
+
+        The head's magnitude and direction become their product, matrices with one input become one.
+        """
         parametrize.remove_parametrizations(self.head_code[0], "weight")
+        self.model.merge_projections()
 
     def condition(self, token_ids: Tensor, hidden: Tensor, *, ends_text: bool = False) -> Tensor:
         """The chunk's condition: text embedding plus the unit vector of the projected state, then audio_bos.

@@ -28,6 +28,10 @@ class ThinkerNetwork(nn.Module):
         self.model = TokenDecoder(config)
         self.lm_head = nn.Linear(config.decoder.hidden_size, config.vocab_size, bias=False)
 
+    def prepare(self) -> None:
+        """Bring loaded weights into the form that runs; once. Their names are the checkpoint's no more."""
+        self.model.merge_projections()
+
     def embed_ids(self, ids: tuple[int, ...]) -> Tensor:
         """ids: n token ids, n = 0 allowed. Returns [n, hidden]."""
         return self.embed(upload(torch.tensor(ids, dtype=torch.int64), self.lm_head.weight.device))
