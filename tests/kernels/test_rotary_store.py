@@ -194,4 +194,6 @@ def test_keys_that_the_cache_cannot_hold_are_refused() -> None:
         rotary_store(x.q, x.k, x.v[:2], None, x.rotations(), (keys, values))
     with pytest.raises(ShapeError, match="in one piece"):
         rotary_store(x.q.mT.contiguous().mT, x.k, x.v, None, x.rotations(), (keys, values))
+    with pytest.raises(ShapeError, match="contiguous cache"):
+        rotary_store(x.q, x.k, x.v, None, x.rotations(), (keys.mT.contiguous().mT, values))
     assert keys.isnan().all()

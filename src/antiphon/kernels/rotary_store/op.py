@@ -38,6 +38,8 @@ def rotary_store(
             f"rotary_store wants k and v [N, {keys.shape[2]}, {keys.shape[3]}] like its cache; got "
             f"{tuple(k.shape)}, {tuple(v.shape)}"
         )
+    if not keys.is_contiguous() or not values.is_contiguous():
+        raise ShapeError(f"rotary_store wants a contiguous cache; got strides {keys.stride()}, {values.stride()}")
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         raise ShapeError(f"rotary_store wants heads that lie in one piece; got strides {q.stride()}, {k.stride()}")
     if q.is_cuda:
