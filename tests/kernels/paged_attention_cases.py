@@ -13,7 +13,7 @@ from torch import Tensor
 from antiphon.core.context import Segment
 from antiphon.kernels.kv_cache import RowSpan, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
-from antiphon.kernels.paged_attention.tiles import TileKind, Tiles, tiles_of
+from antiphon.kernels.paged_attention.tiles import TileKind, Tiles, tokens_per_tile
 from antiphon.kernels.rotation import rotate, rotation
 from kernels.formulas import EPS, turned
 
@@ -134,7 +134,9 @@ def layout(
             table.append((len(blocks), segment.first_slot, segment.num_tokens))
             blocks += segment.blocks
         tables.append([*table, *[(0, 0, 0)] * (MAX_SEGMENTS - len(table))])
-        kind, size = tiles_of(row.num_queries, group_size)
+        is_small = row.num_queries <= tokens_per_tile(TileKind.SMALL, group_size)
+        kind = TileKind.SMALL if is_small else TileKind.LARGE
+        size = tokens_per_tile(kind, group_size)
         places[kind] += [(index, first) for first in range(start, spans[-1].token_end, size)]
     numbers = [(one.token_start, one.token_end, one.num_keys, one.num_anchor_keys) for one in spans]
     return StepLayout(

@@ -13,7 +13,7 @@ from antiphon.core.context import Context
 from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.kernels.kv_cache import StepLayout
 from antiphon.stages.step_graphs import step_shapes
-from antiphon.stages.step_packing import Row, StepBuffer, StepShape, layout_in
+from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, StepShape, layout_in
 from core.brute_force import slots_of
 
 GROUP = 4
@@ -40,16 +40,20 @@ def step_rows() -> list[Row]:
 
 
 def packed(rows: Sequence[Row], shape: StepShape) -> StepLayout:
-    buffer = StepBuffer(shape, GROUP, pinned=False)
+    buffer, own = StepBuffer(shape, pinned=False), PackedRows.of(rows, GROUP)
     buffer.host.fill_(255)
-    spans, _ = buffer.fill(rows)
-    return layout_in(buffer.host, shape, spans, 4)
+    buffer.fill(own)
+    return layout_in(buffer.host, shape, own.spans, 4)
+
+
+def shape_of(rows: Sequence[Row]) -> StepShape:
+    return PackedRows.of(rows, GROUP).shape
 
 
 @pytest.mark.parametrize("room", [0, 5])
 def test_the_device_reads_what_the_contexts_say(room: int) -> None:
     rows = step_rows()
-    exact = StepShape.of(rows, GROUP)
+    exact = shape_of(rows)
     shape = StepShape(
         exact.num_tokens + room,
         exact.num_rows + room,
@@ -61,9 +65,9 @@ def test_the_device_reads_what_the_contexts_say(room: int) -> None:
     num_tokens = 0
     for index, row in enumerate(rows):
         placed = row.placement
-        own = slice(num_tokens, num_tokens + row.num_tokens)
+        own = slice(num_tokens, num_tokens + len(row.placement.slots))
         num_tokens = own.stop
-        positions = torch.arange(placed.first_position, placed.first_position + row.num_tokens)
+        positions = torch.arange(placed.first_position, placed.first_position + len(row.placement.slots))
         assert torch.equal(step.positions[own], positions)
         assert torch.equal(step.ring_positions[own], positions + row.context.shift)
         assert torch.equal(step.key_positions[own], positions + placed.key_shift)
@@ -80,7 +84,7 @@ def test_the_device_reads_what_the_contexts_say(room: int) -> None:
 
 def test_every_token_is_in_one_tile_of_its_row_and_padding_in_none() -> None:
     rows = step_rows()
-    shape = StepShape.of(rows, GROUP)
+    shape = shape_of(rows)
     step = packed(rows, replace(shape, num_tiles=(shape.num_tiles[0] + 2, shape.num_tiles[1] + 1)))
     small, large = (tiles.places.tolist() for tiles in step.tiles)
     assert [place for place in small if place[0] >= 0] == [[0, 0], [2, 31]]
@@ -92,17 +96,17 @@ def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
     context = Context(BlockPool(64, 4), SlideMode.ROTATE_QUERY, 1000)
     placed = context.append(30)
     piece = replace(placed, slots=placed.slots[:10])
-    (span,) = packed([Row(context, piece)], StepShape.of([Row(context, piece)], GROUP)).rows
+    (span,) = packed([Row(context, piece)], shape_of([Row(context, piece)])).rows
     assert (span.num_keys, span.num_anchor_keys) == (10, 0)
 
 
 def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
     rows = step_rows()
-    shape = StepShape.of(rows, GROUP)
-    buffer = StepBuffer(shape, GROUP, pinned=False)
-    buffer.fill(rows)
-    spans, num_bytes = buffer.fill(rows[2:])
-    again, alone = layout_in(buffer.host, shape, spans, 4), packed(rows[2:], shape)
+    shape = shape_of(rows)
+    buffer, last = StepBuffer(shape, pinned=False), PackedRows.of(rows[2:], GROUP)
+    buffer.fill(PackedRows.of(rows, GROUP))
+    num_bytes = buffer.fill(last)
+    again, alone = layout_in(buffer.host, shape, last.spans, 4), packed(rows[2:], shape)
     assert num_bytes < shape.num_bytes
     for one, other in ((again.slots, alone.slots), (again.spans, alone.spans), (again.positions, alone.positions)):
         assert torch.equal(one, other)
@@ -120,7 +124,7 @@ def test_a_shape_of_the_grid_holds_every_step_of_its_size(num_tokens: int) -> No
             context = Context(pool, SlideMode.ROTATE_QUERY, 1000)
             own = num_tokens // num_rows + (num_tokens % num_rows if index == 0 else 0)
             rows.append(Row(context, context.append(own)))
-        wanted = StepShape.of(rows, GROUP)
+        wanted = shape_of(rows)
         shapes = [shape for shape in step_shapes(40, 100, 4, GROUP) if shape.holds(wanted)]
         assert shapes, wanted
         assert shapes[0].num_tokens <= max(16, 2 * num_tokens)

@@ -38,10 +38,7 @@ class Placement:
 
 @dataclass(slots=True)
 class Segment:
-    """A run of tokens in blocks of its own.
-
-    blocks: int32, so that a step copies them as they are. first_slot: offset of the first token in the first block.
-    """
+    """A run of tokens in blocks of its own. first_slot: offset of the first token in the first block."""
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
     first_slot: int = 0
@@ -83,6 +80,9 @@ class Context:
         self._units: deque[UnitRecord] = deque()
         self._num_open_tokens = 0
         self._suffix: tuple[int, ...] = ()
+        # Every step asks for these two; they change with a block, and with the anchor.
+        self._table = b""
+        self.num_anchor_tokens = 0
         self.previous: tuple[int, ...] = ()
         self.shift = 0
 
@@ -91,12 +91,13 @@ class Context:
         return self.num_anchor_tokens + self._ring.num_tokens
 
     @property
-    def num_anchor_tokens(self) -> int:
-        return sum(segment.num_tokens for segment in self._anchor)
+    def block_table(self) -> bytes:
+        """Blocks of all segments in order, int32 each, so that a step copies them as they are."""
+        return self._table
 
     @property
     def num_blocks(self) -> int:
-        return sum(len(segment.blocks) for segment in self.segments())
+        return sum(len(segment.blocks) for segment in self._anchor) + len(self._ring.blocks)
 
     @property
     def units(self) -> tuple[UnitRecord, ...]:
@@ -115,6 +116,7 @@ class Context:
         assert all(self._pool.num_holders(block) == 1 for block in segment.blocks), "a shared prompt is complete"
         placement = self._append(segment, num_tokens, key_shift=0)
         self._anchor = [segment]
+        self._note_blocks()
         return placement
 
     def adopt_prompt(self, prompt: StoredPrompt) -> None:
@@ -122,6 +124,7 @@ class Context:
         assert not self._anchor, "a context has one prompt"
         self._pool.share(prompt.blocks)
         self._anchor = [Segment(array("i", prompt.blocks), 0, prompt.num_tokens)]
+        self._note_blocks()
 
     @property
     def prompt(self) -> StoredPrompt:
@@ -136,6 +139,7 @@ class Context:
         prompt, private = self._anchor[0] if self._anchor else Segment(), Segment()
         placement = self._append(private, len(suffix), key_shift=0)
         self._anchor, self._suffix = [prompt, private], suffix
+        self._note_blocks()
         return placement
 
     def append(self, num_tokens: int) -> Placement:
@@ -145,6 +149,8 @@ class Context:
         """
         placement = self._append(self._ring, num_tokens, key_shift=self.shift)
         self._num_open_tokens += num_tokens
+        if len(self._table) != _BLOCK_BYTES * self.num_blocks:
+            self._note_blocks()
         return placement
 
     def retract(self, num_tokens: int) -> None:
@@ -154,8 +160,10 @@ class Context:
         self._num_open_tokens -= num_tokens
         ring.num_tokens -= num_tokens
         num_blocks = -(-(ring.first_slot + ring.num_tokens) // self._pool.block_size)
-        self._pool.release(ring.blocks[num_blocks:])
-        del ring.blocks[num_blocks:]
+        if num_blocks < len(ring.blocks):
+            self._pool.release(ring.blocks[num_blocks:])
+            del ring.blocks[num_blocks:]
+            self._note_blocks()
 
     def close_unit(self, unit: int, spoken: tuple[int, ...]) -> UnitRecord:
         """Make what was appended since the last close a unit of the ring."""
@@ -193,6 +201,7 @@ class Context:
                 rotated = self._ring_placement()
             case SlideMode.REPREFILL:
                 recomputed = self._refill_ring()
+        self._note_blocks()
         return Slide(dropped, anchor_ids, anchor, rotated, moved_by if rotated.slots else 0, recomputed)
 
     def free(self) -> None:
@@ -205,10 +214,15 @@ class Context:
         self._num_open_tokens = 0
         self._suffix = self.previous = ()
         self.shift = 0
+        self._note_blocks()
 
     def check(self) -> None:
         """Assert what must hold after every action."""
         size = self._pool.block_size
+        tables = [segment.blocks for segment in self.segments()]
+        assert self._table == b"".join(tables), "the block table is not that of the segments"
+        num_anchor_tokens = sum(segment.num_tokens for segment in self._anchor)
+        assert self.num_anchor_tokens == num_anchor_tokens, f"{self.num_anchor_tokens} anchor tokens are noted"
         for segment in self.segments():
             end = segment.first_slot + segment.num_tokens
             assert len(segment.blocks) == -(-end // size), f"{len(segment.blocks)} blocks for slots up to {end}"
@@ -217,6 +231,11 @@ class Context:
         assert num_unit_tokens == self._ring.num_tokens, f"{num_unit_tokens} unit tokens, ring {self._ring.num_tokens}"
         assert self.num_tokens <= self._max_tokens, f"{self.num_tokens} tokens, limit {self._max_tokens}"
         assert self._mode is SlideMode.ROTATE_QUERY or self.shift == 0, f"shift {self.shift} in mode {self._mode}"
+
+    def _note_blocks(self) -> None:
+        """After every change of a block or of the anchor."""
+        self._table = b"".join([segment.blocks for segment in self.segments()])
+        self.num_anchor_tokens = sum(segment.num_tokens for segment in self._anchor)
 
     def _append(self, segment: Segment, num_tokens: int, key_shift: int) -> Placement:
         if self.num_tokens + num_tokens > self._max_tokens:
@@ -272,6 +291,7 @@ class Context:
         num_blocks = -(-len(ids) // self._pool.block_size)
         segment = Segment(array("i", self._pool.allocate(num_blocks)), 0, len(ids))
         self._anchor[1] = segment
+        self._note_blocks()
         self.previous = previous
         slots = tuple(self._slots(segment, 0, len(ids)))
         return ids, Placement(slots, self._anchor[0].num_tokens, key_shift=0)
@@ -287,3 +307,4 @@ class Context:
 
 
 _NOWHERE = Placement((), 0, 0)
+_BLOCK_BYTES = array("i").itemsize

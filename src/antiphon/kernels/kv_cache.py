@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,8 +31,7 @@ class KVCache:
         return 2 * self.keys.numel() * self.keys.element_size()
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpan:
+class RowSpan(NamedTuple):
     """One session in a step.
 
     token_start, token_end: its part of the step's tokens.

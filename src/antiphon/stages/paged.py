@@ -18,7 +18,7 @@ from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.stages.step_graphs import Forward, StepGraphs, step_shapes
-from antiphon.stages.step_packing import Row, StepBuffer, StepShape, layout_in
+from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class PagedDecoder:
         """
         max_keys = min(max_tokens, self.pool.num_blocks * self.pool.block_size)
         shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self._group_size)
-        graphs = StepGraphs.capture(self._forward, self.cache, shapes, self._hidden_size, self._group_size)
+        graphs = StepGraphs.capture(self._forward, self.cache, shapes, self._hidden_size)
         for number, self._graphs in enumerate(graphs, start=1):
             yield len(shapes) - number
 
@@ -81,16 +81,17 @@ class PagedDecoder:
 
         Returns their states, [N, hidden].
         """
-        slots = [slot for row in rows for slot in row.placement.slots]
+        packed = PackedRows.of(rows, self._group_size)
+        slots = packed.columns[3]
         assert len({*slots}) == len(slots), "a slot is written twice in one step"
-        shape = StepShape.of(rows, self._group_size)
-        captured = self._graphs.fitting(shape)
+        captured = self._graphs.fitting(packed.shape)
         if captured is not None:
-            return captured.run(rows, embeds)
+            return captured.run(packed, embeds)
         self.num_eager_steps += 1
-        buffer = StepBuffer(shape, self._group_size, pinned=False)
-        spans, _ = buffer.fill(rows)
-        step = layout_in(upload(buffer.host, self.cache.keys.device), shape, spans, self.pool.block_size)
+        buffer = StepBuffer(packed.shape, pinned=False)
+        buffer.fill(packed)
+        device_buffer = upload(buffer.host, self.cache.keys.device)
+        step = layout_in(device_buffer, packed.shape, packed.spans, self.pool.block_size)
         return self._forward(embeds, step, self.cache)
 
     def rotate(self, placement: Placement, by_positions: int) -> None:

@@ -17,7 +17,7 @@ from torch.cuda import _POOL_HANDLE
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.tiles import TileKind, tokens_per_tile
-from antiphon.stages.step_packing import MAX_SEGMENTS, Row, StepBuffer, StepShape, layout_in
+from antiphon.stages.step_packing import MAX_SEGMENTS, PackedRows, StepBuffer, StepShape, layout_in
 
 Forward = Callable[[Tensor, StepLayout, KVCache], Tensor]
 """(embeds [N, hidden], step, cache) → states [N, hidden]."""
@@ -49,16 +49,14 @@ def step_shapes(max_rows: int, max_keys: int, block_size: int, group_size: int) 
 class _Captured:
     """One shape's graph with its buffers. Not reentrant: a replay overwrites what the one before it gave."""
 
-    def __init__(
-        self, forward: Forward, cache: KVCache, shape: StepShape, hidden_size: int, group_size: int, pool: _Pool
-    ) -> None:
+    def __init__(self, forward: Forward, cache: KVCache, shape: StepShape, hidden_size: int, pool: _Pool) -> None:
         device = cache.keys.device
         self.shape = shape
-        self._staging = cycle([_Staging(shape, group_size) for _ in range(_NUM_STAGING)])
+        self._staging = cycle([_Staging(shape) for _ in range(_NUM_STAGING)])
         self._buffer = torch.empty(shape.num_bytes, dtype=torch.uint8, device=device)
         self._embeds = torch.zeros((shape.num_tokens, hidden_size), dtype=pool.dtype, device=device)
         # Nothing but padding: the launches are the same, and nothing is written.
-        self._upload([])
+        self._upload(PackedRows.of((), group_size=1))
         step = layout_in(self._buffer, shape, (), cache.block_size)
         forward(self._embeds, step, cache)
         torch.cuda.synchronize(device)
@@ -67,17 +65,17 @@ class _Captured:
         with torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
             self._states = forward(self._embeds, step, cache)
 
-    def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
-        """As `PagedDecoder.run`."""
+    def run(self, rows: PackedRows, embeds: Tensor) -> Tensor:
+        """embeds: [N, hidden], inputs of all tokens. Returns their states, [N, hidden]."""
         self._upload(rows)
         self._embeds[: embeds.shape[0]].copy_(embeds)
         self._graph.replay()
         return self._states[: embeds.shape[0]].clone()
 
-    def _upload(self, rows: Sequence[Row]) -> None:
+    def _upload(self, rows: PackedRows) -> None:
         staging = next(self._staging)
         staging.copied.synchronize()
-        _, num_bytes = staging.buffer.fill(rows)
+        num_bytes = staging.buffer.fill(rows)
         self._buffer[:num_bytes].copy_(staging.buffer.host[:num_bytes], non_blocking=True)
         staging.copied.record()
 
@@ -85,8 +83,8 @@ class _Captured:
 class _Staging:
     """A host buffer. copied: what was in it last is on the device."""
 
-    def __init__(self, shape: StepShape, group_size: int) -> None:
-        self.buffer = StepBuffer(shape, group_size, pinned=True)
+    def __init__(self, shape: StepShape) -> None:
+        self.buffer = StepBuffer(shape, pinned=True)
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own lack
 
 
@@ -110,7 +108,7 @@ class StepGraphs:
 
     @staticmethod
     def capture(
-        forward: Forward, cache: KVCache, shapes: Iterable[StepShape], hidden_size: int, group_size: int
+        forward: Forward, cache: KVCache, shapes: Iterable[StepShape], hidden_size: int
     ) -> Iterator[StepGraphs]:
         """One step per shape, so that whoever waits can be told how far it is; the last one has all of them."""
         stream = torch.cuda.Stream(cache.keys.device)  # type: ignore[no-untyped-call]  # torch's own lack
@@ -118,7 +116,7 @@ class StepGraphs:
         captured: list[_Captured] = []
         # The largest first: what it needs is then room for the others.
         for shape in sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True):
-            captured.insert(0, _Captured(forward, cache, shape, hidden_size, group_size, pool))
+            captured.insert(0, _Captured(forward, cache, shape, hidden_size, pool))
             yield StepGraphs(tuple(captured))
 
     def fitting(self, shape: StepShape) -> _Captured | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from antiphon.core.context import Context, Placement
 from antiphon.kernels.kv_cache import RowSpan, StepLayout
-from antiphon.kernels.paged_attention.tiles import TileKind, Tiles, tiles_of
+from antiphon.kernels.paged_attention.tiles import TileKind, Tiles, tokens_per_tile
 
 MAX_SEGMENTS = 3
 """Of a context: prompt, `previous` with the suffix, ring."""
@@ -31,10 +31,6 @@ class Row:
     context: Context
     placement: Placement
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.placement.slots)
-
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -45,22 +41,6 @@ class StepShape:
     num_tiles: tuple[int, int]
     max_keys: int
     num_blocks: int
-
-    @staticmethod
-    def of(rows: Sequence[Row], group_size: int) -> StepShape:
-        """Exactly these. group_size: query heads per key head."""
-        num_tiles = dict.fromkeys(TileKind, 0)
-        for row in rows:
-            kind, size = tiles_of(row.num_tokens, group_size)
-            num_tiles[kind] += -(-row.num_tokens // size)
-        segments = [segment for row in rows for segment in row.context.segments()]
-        return StepShape(
-            num_tokens=sum(row.num_tokens for row in rows),
-            num_rows=len(rows),
-            num_tiles=(num_tiles[TileKind.SMALL], num_tiles[TileKind.LARGE]),
-            max_keys=max((_num_keys(row) for row in rows), default=0),
-            num_blocks=sum(len(segment.blocks) for segment in segments),
-        )
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of that shape fits into this one."""
@@ -115,67 +95,99 @@ class _Places:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """A step's rows as numbers, in the order in which `StepBuffer` writes them. shape: exactly theirs.
+
+    columns: positions, ring positions, key positions and slots of all tokens. spans: per row the four of `RowSpan`.
+    segments: per row `MAX_SEGMENTS` times three numbers, as in `StepLayout`. tiles: per kind row and first token.
+    tables: int32, the block tables of the rows.
+    """
+
+    shape: StepShape
+    columns: tuple[list[int], list[int], list[int], list[int]]
+    spans: list[RowSpan]
+    segments: list[int]
+    tiles: tuple[list[int], list[int]]
+    tables: list[bytes]
+
+    @staticmethod
+    def of(rows: Sequence[Row], group_size: int) -> PackedRows:
+        """One pass over the rows: this is what the host does for each of them in every step."""
+        positions: list[int] = []
+        ring_positions: list[int] = []
+        key_positions: list[int] = []
+        slots: list[int] = []
+        spans: list[RowSpan] = []
+        segments: list[int] = []
+        small: list[int] = []
+        large: list[int] = []
+        tables: list[bytes] = []
+        num_blocks = max_keys = 0
+        small_tile, large_tile = (tokens_per_tile(kind, group_size) for kind in TileKind)
+        for index, row in enumerate(rows):
+            context, placed = row.context, row.placement
+            start, first = len(slots), placed.first_position
+            slots += placed.slots
+            end = len(slots)
+            num_keys = first + end - start
+            positions += range(first, num_keys)
+            ring_positions += range(first + context.shift, num_keys + context.shift)
+            key_positions += range(first + placed.key_shift, num_keys + placed.key_shift)
+            spans.append(RowSpan(start, end, num_keys, min(context.num_anchor_tokens, num_keys)))
+            max_keys = max(max_keys, num_keys)
+            own = context.segments()
+            assert len(own) <= MAX_SEGMENTS, f"{len(own)} segments, room for {MAX_SEGMENTS}"
+            for segment in own:
+                segments += (num_blocks, segment.first_slot, segment.num_tokens)
+                num_blocks += len(segment.blocks)
+            segments += (0,) * (3 * (MAX_SEGMENTS - len(own)))
+            tables.append(context.block_table)
+            if end - start <= small_tile:
+                small += (index, start)
+            else:
+                for token in range(start, end, large_tile):
+                    large += (index, token)
+        shape = StepShape(len(slots), len(spans), (len(small) // 2, len(large) // 2), max_keys, num_blocks)
+        return PackedRows(
+            shape, (positions, ring_positions, key_positions, slots), spans, segments, (small, large), tables
+        )
+
+
 class StepBuffer:
     """A step of some shape on the host, to be filled and copied. pinned: whether the copy can run by itself."""
 
-    def __init__(self, shape: StepShape, group_size: int, *, pinned: bool) -> None:
+    def __init__(self, shape: StepShape, *, pinned: bool) -> None:
         self.shape = shape
         self.host = torch.zeros(shape.num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self._group_size = group_size
         places = _Places.of(self.host, shape)
         self._columns = places.columns.numpy()
-        self._spans = places.spans.numpy()
-        self._segments = places.segments.numpy()
-        self._tiles = [tiles.numpy() for tiles in places.tiles]
+        self._spans = places.spans.flatten().numpy()
+        self._segments = places.segments.flatten().numpy()
+        self._tiles = [tiles.flatten().numpy() for tiles in places.tiles]
         self._blocks = places.blocks.numpy()
 
-    def fill(self, rows: Sequence[Row]) -> tuple[tuple[RowSpan, ...], int]:
-        """Write the rows, and padding behind them.
-
-        Returns their spans, and how many bytes of the buffer are of any use.
-        """
-        spans: list[RowSpan] = []
-        tiles: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        num_tokens = num_blocks = 0
-        for index, row in enumerate(rows):
-            placed, shift = row.placement, row.context.shift
-            start, num_tokens = num_tokens, num_tokens + row.num_tokens
-            own = np.arange(placed.first_position, placed.first_position + row.num_tokens)
-            self._columns[0, start:num_tokens] = own
-            self._columns[1, start:num_tokens] = own + shift
-            self._columns[2, start:num_tokens] = own + placed.key_shift
-            self._columns[3, start:num_tokens] = placed.slots
-            num_blocks = self._write_segments(index, row.context, num_blocks)
-            num_keys = _num_keys(row)
-            spans.append(RowSpan(start, num_tokens, num_keys, min(row.context.num_anchor_tokens, num_keys)))
-            kind, size = tiles_of(row.num_tokens, self._group_size)
-            tiles[kind is TileKind.LARGE].extend((index, first) for first in range(start, num_tokens, size))
+    def fill(self, rows: PackedRows) -> int:
+        """Write the rows, and padding behind them. Returns how many bytes of the buffer are of any use."""
+        assert self.shape.holds(rows.shape), f"{rows.shape} does not fit into {self.shape}"
+        num_tokens, num_blocks = rows.shape.num_tokens, rows.shape.num_blocks
+        self._columns[:, :num_tokens] = rows.columns
         self._columns[:3, num_tokens:] = 0
         self._columns[3, num_tokens:] = _NO_SLOT
-        self._spans[len(spans) :] = 0
-        self._spans[: len(spans)] = [
-            (span.token_start, span.token_end, span.num_keys, span.num_anchor_keys) for span in spans
-        ] or np.empty((0, 4))
-        for places, own_tiles in zip(self._tiles, tiles, strict=True):
-            places[len(own_tiles) :, 0] = _NO_ROW
-            places[: len(own_tiles)] = own_tiles or np.empty((0, 2))
-        used = self.host.shape[0] - _INT32_BYTES * (len(self._blocks) - num_blocks)
-        return tuple(spans), used
-
-    def _write_segments(self, index: int, context: Context, num_blocks: int) -> int:
-        """The row's block tables, behind `num_blocks` of others; returns how many there are then."""
-        segments = context.segments()
-        assert len(segments) <= MAX_SEGMENTS, f"{len(segments)} segments, room for {MAX_SEGMENTS}"
-        places = self._segments[index]
-        places[len(segments) :] = 0
-        for place, segment in zip(places, segments, strict=False):
-            start, num_blocks = num_blocks, num_blocks + len(segment.blocks)
-            place[:] = start, segment.first_slot, segment.num_tokens
-            self._blocks[start:num_blocks] = np.frombuffer(segment.blocks, dtype=np.int32)
-        return num_blocks
+        spans = [number for span in rows.spans for number in span]
+        for places, numbers, padding in (
+            (self._spans, spans, 0),
+            (self._segments, rows.segments, 0),
+            (self._tiles[0], rows.tiles[0], _NO_ROW),
+            (self._tiles[1], rows.tiles[1], _NO_ROW),
+        ):
+            places[: len(numbers)] = numbers
+            places[len(numbers) :] = padding
+        self._blocks[:num_blocks] = np.frombuffer(b"".join(rows.tables), dtype=np.int32)
+        return self.host.shape[0] - _INT32_BYTES * (len(self._blocks) - num_blocks)
 
 
-def layout_in(buffer: Tensor, shape: StepShape, rows: tuple[RowSpan, ...], block_size: int) -> StepLayout:
+def layout_in(buffer: Tensor, shape: StepShape, rows: Sequence[RowSpan], block_size: int) -> StepLayout:
     """A filled buffer as a step, wherever it is. buffer: [shape.num_bytes] uint8."""
     places = _Places.of(buffer, shape)
     positions, ring_positions, key_positions, slots = places.columns
@@ -184,7 +196,7 @@ def layout_in(buffer: Tensor, shape: StepShape, rows: tuple[RowSpan, ...], block
         ring_positions=ring_positions,
         key_positions=key_positions,
         slots=slots,
-        rows=rows,
+        rows=tuple(rows),
         spans=places.spans,
         segments=places.segments,
         blocks=places.blocks,
@@ -196,8 +208,3 @@ def layout_in(buffer: Tensor, shape: StepShape, rows: tuple[RowSpan, ...], block
 
 _NO_SLOT = -1
 _NO_ROW = -1
-
-
-def _num_keys(row: Row) -> int:
-    """Up to the row's last token."""
-    return row.placement.first_position + row.num_tokens

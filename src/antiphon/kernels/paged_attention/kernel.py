@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.kernels.kv_cache import StepLayout
-from antiphon.kernels.paged_attention.tiles import QUERIES_PER_TILE, Tiles, num_splits
+from antiphon.kernels.paged_attention.tiles import QUERIES_PER_TILE, TileKind, Tiles, num_splits
 
 _LOG2_E = 1.4426950408889634
 _MIN_DOT = 16
@@ -141,19 +141,19 @@ class _Launch:
     block_k: int
     block_d: int
     precision: str
-    num_stages: int
+    num_warps: int
 
     @staticmethod
     def of(q: Tensor, keys: Tensor, step: StepLayout, tiles: Tiles) -> _Launch:
         is_float32 = q.dtype is torch.float32
         return _Launch(
             tiles=tiles,
-            splits=num_splits(tiles.places.shape[0] * keys.shape[2], step.max_keys),
+            splits=num_splits(tiles.kind, tiles.places.shape[0] * keys.shape[2], step.max_keys),
             block_m=QUERIES_PER_TILE[tiles.kind],
             block_k=32 if is_float32 else 64,
             block_d=max(_MIN_DOT, triton.next_power_of_2(q.shape[2])),
             precision="ieee" if is_float32 else "tf32",
-            num_stages=2,
+            num_warps=2 if tiles.kind is TileKind.SMALL else 4,
         )
 
 
@@ -179,7 +179,7 @@ def _attend_tiles(
         step.max_keys, HKV * D, D, scale * _LOG2_E,
         H=H, HKV=HKV, GROUP=group, D=D, SPLITS=splits,
         BLOCK_M=launch.block_m, BLOCK_K=launch.block_k, BLOCK_D=launch.block_d, PRECISION=launch.precision,
-        num_warps=4, num_stages=launch.num_stages,
+        num_warps=launch.num_warps, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _add_up[(num_tiles, HKV, launch.block_m // group * (H // HKV))](

@@ -24,6 +24,9 @@ _PROGRAMS = 4 * 132
 """What an H200 holds at once of these programs, about."""
 
 _MAX_SPLITS = 64
+_MIN_LARGE_SPLITS = 4
+"""Most large tiles that there is room for are padding: a step seldom has as many rows of several tokens as it could."""
+
 _KEYS_PER_SPLIT = 128
 """A split of fewer keys costs more than it saves."""
 
@@ -41,17 +44,10 @@ def tokens_per_tile(kind: TileKind, group_size: int) -> int:
     return QUERIES_PER_TILE[kind] // (1 << (group_size - 1).bit_length())
 
 
-def tiles_of(num_tokens: int, group_size: int) -> tuple[TileKind, int]:
-    """Of which kind the tiles of a row of so many tokens are, and how many tokens each holds."""
-    small = tokens_per_tile(TileKind.SMALL, group_size)
-    if num_tokens <= small:
-        return TileKind.SMALL, small
-    return TileKind.LARGE, tokens_per_tile(TileKind.LARGE, group_size)
-
-
-def num_splits(num_programs: int, max_keys: int) -> int:
+def num_splits(kind: TileKind, num_programs: int, max_keys: int) -> int:
     """Into how many parts the keys of every row are cut. num_programs: without cutting."""
     most = min(_MAX_SPLITS, max_keys // _KEYS_PER_SPLIT)
-    wanted = min(most, _PROGRAMS // num_programs)
+    least = _MIN_LARGE_SPLITS if kind is TileKind.LARGE else 1
+    wanted = min(most, max(least, _PROGRAMS // num_programs))
     # A power of two: each number of splits is a kernel of its own.
     return 1 << max(0, wanted.bit_length() - 1)

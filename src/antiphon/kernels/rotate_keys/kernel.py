@@ -14,7 +14,7 @@ from torch import Tensor
 
 _PAIRS = 2048
 """Of a program of four warps: 16 pairs a thread, so that four loads of 16 bytes are in flight in bfloat16. Four slots
-of the thinker, 8 KB read and written; 16 programs on an SM keep 128 KB in flight, and 132 x 4.3 TB/s x 0.7 us need 23."""
+of the thinker, 8 KB read and written; 16 programs on an SM keep 128 KB in flight, and 4.3 TB/s for 0.7 us need 23."""
 
 
 @triton.jit(do_not_specialize=["by_positions"])  # type: ignore[untyped-decorator]
