@@ -26,6 +26,7 @@ from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow import draw_noise
 from antiphon.models.minicpmo.model import model_config
 from antiphon.models.minicpmo.prompt import wrap
+from antiphon.models.minicpmo.source import CheckpointFolder
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.talker.state import TalkerSession
@@ -192,7 +193,7 @@ def robbed(tiny_checkpoint: Path) -> Callable[[str, Fate], Engine]:
 
     def make(stage: str, fate: Fate) -> Engine:
         inbox: Inbox = SimpleQueue()
-        stages = assemble(checkpoint.folder, CONFIG, SESSION, noise, inbox)
+        stages = assemble(CheckpointFolder(checkpoint.folder), CONFIG, SESSION, noise, inbox)
 
         def is_victim(key: str) -> bool:
             return key.startswith("victim")

@@ -1,6 +1,6 @@
 """What an engine is made of: each stage with its networks on its device, and the place where it runs.
 
-A builder makes one stage from a checkpoint, in this process or another. Nothing runs here. Shown by
+A builder makes one stage from its source, in this process or another. Nothing runs here. Shown by
 tests/test_engine.py and tests/test_placements.py.
 """
 
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar, assert_never
 
@@ -22,12 +21,11 @@ from antiphon.config import ChatConfig, EngineConfig, Placement, SessionConfig, 
 from antiphon.core.messages import CodecChunk, GoOn, Handoff, HeardUnit, Retain, Spoken
 from antiphon.core.sampling import Draws
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
-from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
 from antiphon.models.minicpmo.flow_cache import FlowShape
-from antiphon.models.minicpmo.model import Model, Section, load_model
+from antiphon.models.minicpmo.model import Model, Section
+from antiphon.models.minicpmo.source import ModelSource
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
-from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.runner.device import DTYPES, resolve_device
 from antiphon.runner.placed import Died, Here, Placed, Threaded
@@ -73,9 +71,9 @@ Code2WavLoop = StageLoop[Code2WavSession, CodecChunk, Caller, None, Spoken[Tenso
 
 @dataclass(frozen=True, slots=True)
 class ThinkerBuilder:
-    """folder: of the checkpoint. session: whose need the cache is sized for."""
+    """session: whose need the cache is sized for."""
 
-    folder: Path
+    source: ModelSource
     config: EngineConfig
     session: SessionConfig
 
@@ -85,8 +83,8 @@ class ThinkerBuilder:
 
     def build(self) -> ThinkerLoop:
         """Raises: CheckpointError, ConfigError if the session's window does not fit the model."""
-        config, session, tokenizer = self.config, self.session, load_tokenizer(self.folder)
-        model = _load(self.folder, Section.THINKER, self.device, config)
+        config, session, tokenizer = self.config, self.session, self.source.tokenizer()
+        model = _load(self.source, Section.THINKER, self.device, config)
         senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision)
         num_input_tokens = senses.num_input_tokens(session.max_pictures, session.max_slices, session.max_text_tokens)
         max_unit_tokens = num_input_tokens + session.duplex.max_output_tokens
@@ -102,9 +100,7 @@ class ThinkerBuilder:
 
 @dataclass(frozen=True, slots=True)
 class TalkerBuilder:
-    """folder: of the checkpoint."""
-
-    folder: Path
+    source: ModelSource
     config: EngineConfig
 
     @property
@@ -113,7 +109,7 @@ class TalkerBuilder:
 
     def build(self) -> TalkerLoop:
         """Raises: CheckpointError."""
-        network = _load(self.folder, Section.TALKER, self.device, self.config).talker
+        network = _load(self.source, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
         stage = TalkerStage(network, cache, self.config.max_speaking_chats)
         max_tokens = network.config.max_position_tokens
@@ -123,9 +119,9 @@ class TalkerBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code2WavBuilder:
-    """folder: of the checkpoint. noise: [M, N] float32 on the host, what the flow starts from."""
+    """noise: [M, N] float32 on the host, what the flow starts from."""
 
-    folder: Path
+    source: ModelSource
     config: EngineConfig
     noise: Tensor
 
@@ -139,7 +135,7 @@ class Code2WavBuilder:
         if device.type == "cuda":
             # The vocoder sums up a sine's phase in float32; TF32 convolutions before it would be heard.
             torch.backends.cudnn.allow_tf32 = False
-        model = _load(self.folder, Section.VOCODER, device, self.config)
+        model = _load(self.source, Section.VOCODER, device, self.config)
         config, grid = self.config.code2wav, grid_on(device, self.config.code2wav.grid)
         if device.type == "cuda" and (doubt := grid.doubt(self.config.max_speaking)):
             logger.warning("code2wav: %s", doubt)
@@ -198,15 +194,17 @@ class Stages:
             stage.stop()
 
 
-def assemble(folder: Path, config: EngineConfig, session: SessionConfig, flow_noise: Tensor, inbox: Inbox) -> Stages:
+def assemble(
+    source: ModelSource, config: EngineConfig, session: SessionConfig, flow_noise: Tensor, inbox: Inbox
+) -> Stages:
     """Build the stages of an engine and start them.
 
-    folder: of the checkpoint. session: whose need the caches are sized for.
+    session: whose need the caches are sized for.
     flow_noise: [M, N] float32 on the host, what all speech is made from.
     Raises: CheckpointError, ConfigError.
     """
-    thinker, talker = ThinkerBuilder(folder, config, session), TalkerBuilder(folder, config)
-    code2wav, placed = Code2WavBuilder(folder, config, flow_noise), config.stages
+    thinker, talker = ThinkerBuilder(source, config, session), TalkerBuilder(source, config)
+    code2wav, placed = Code2WavBuilder(source, config, flow_noise), config.stages
     stages = Stages(
         place("thinker", placed.thinker, thinker, lambda answer: inbox.put(FromThinker(answer))),
         place("talker", placed.talker, talker, lambda answer: inbox.put(FromTalker(answer))),
@@ -258,6 +256,7 @@ def stage_settings(
         seed=_stream_seed(session.seed, _Stream.TEXT),
         keeps_inputs=session.keeps_inputs,
         deadline_s=deadline_s,
+        script=session.script,
     )
     talker = TalkerSession(key, session.codec, session.draws, _stream_seed(session.seed, _Stream.CODEC))
     code2wav = Code2WavSession(key, voice, session.draws, _stream_seed(session.seed, _Stream.SOURCE))
@@ -301,8 +300,8 @@ def place(
             assert_never(never)
 
 
-def _load(folder: Path, section: Section, device: torch.device, config: EngineConfig) -> Model:
-    return load_model(open_checkpoint(folder), {section: device}, DTYPES[config.dtype])
+def _load(source: ModelSource, section: Section, device: torch.device, config: EngineConfig) -> Model:
+    return source.load(section, device, DTYPES[config.dtype])
 
 
 def _capture(name: str, decoder: PagedDecoder, config: EngineConfig, max_rows: int, max_tokens: int) -> None:

@@ -173,6 +173,8 @@ class SessionConfig:
 
     max_text_tokens: of what is typed in one second.
     keeps_inputs: the call can be moved to another worker, at the price of the embeddings of all that its window holds.
+    script: of measurements, ids that the text draws come to, one after the other and again from the start; with none,
+    as in every server, the model decides.
     """
 
     prompt: PromptText = field(default_factory=lambda: wrap(DEFAULT_INSTRUCTIONS))
@@ -187,6 +189,7 @@ class SessionConfig:
     max_slices: int = 1
     max_text_tokens: int = 64
     keeps_inputs: bool = False
+    script: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

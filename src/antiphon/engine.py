@@ -60,8 +60,9 @@ from antiphon.happenings import Happening, opening_event
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.checkpoint import Checkpoint
 from antiphon.models.minicpmo.flow import draw_noise
-from antiphon.models.minicpmo.model import ModelConfig, model_config
-from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
+from antiphon.models.minicpmo.model import ModelConfig
+from antiphon.models.minicpmo.source import CheckpointFolder, ModelSource
+from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.runner.placed import Died
 from antiphon.stages.thinker.rebuild import Retained
@@ -103,16 +104,24 @@ class Engine:
     @staticmethod
     def load(checkpoint: Checkpoint, config: EngineConfig, session: SessionConfig) -> Engine:
         """session: whose need the caches are sized for. Raises: CheckpointError, ConfigError."""
-        noise = draw_noise(model_config(checkpoint).flow.num_mel_bins, FLOW_NOISE_SEED, torch.device("cpu"))
-        return Engine.from_noise(checkpoint, config, session, noise)
+        return Engine.of(CheckpointFolder(checkpoint.folder), config, session)
+
+    @staticmethod
+    def of(source: ModelSource, config: EngineConfig, session: SessionConfig) -> Engine:
+        """As `load`, from any source."""
+        noise = draw_noise(source.config().flow.num_mel_bins, FLOW_NOISE_SEED, torch.device("cpu"))
+        return Engine._assembled(source, config, session, noise)
 
     @staticmethod
     def from_noise(checkpoint: Checkpoint, config: EngineConfig, session: SessionConfig, flow_noise: Tensor) -> Engine:
         """flow_noise: [M, N] float32 on the host, what all speech is made from."""
+        return Engine._assembled(CheckpointFolder(checkpoint.folder), config, session, flow_noise)
+
+    @staticmethod
+    def _assembled(source: ModelSource, config: EngineConfig, session: SessionConfig, flow_noise: Tensor) -> Engine:
         inbox: Inbox = SimpleQueue()
-        stages = assemble(checkpoint.folder, config, session, flow_noise, inbox)
-        tokenizer = load_tokenizer(checkpoint.folder)
-        return Engine(stages, inbox, tokenizer, model_config(checkpoint), MonotonicClock())
+        stages = assemble(source, config, session, flow_noise, inbox)
+        return Engine(stages, inbox, source.tokenizer(), source.config(), MonotonicClock())
 
     def __enter__(self) -> Engine:
         return self

@@ -63,11 +63,20 @@ def read_flow_yaml(path: Path) -> FlowConfig:
     Raises: CheckpointError if the file is no such YAML, a field is missing or a value is not implemented.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_TagsAsMappings)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read as the flow's YAML: {error}; fetch the file again") from error
+    return parse_flow_yaml(text, str(path))
+
+
+def parse_flow_yaml(text: str, source: str) -> FlowConfig:
+    """The same from the file's text. source: where it is from, for messages. Raises: CheckpointError."""
+    try:
+        document = yaml.load(text, Loader=_TagsAsMappings)
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{source} cannot be read as the flow's YAML: {error}; fetch the file again") from error
     if not isinstance(document, Mapping) or not isinstance(document.get("flow"), Mapping):
-        raise CheckpointError(f"{path} has no mapping `flow` at its top; is it the flow.yaml of assets/token2wav?")
+        raise CheckpointError(f"{source} has no mapping `flow` at its top; is it the flow.yaml of assets/token2wav?")
     return flow_config(document["flow"])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from antiphon.models.minicpmo.audio_encoder import AudioEncoder
 from antiphon.models.minicpmo.causal_hift import CausalHift
 from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
-from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, WeightFile, load, require_fit
+from antiphon.models.minicpmo.checkpoint import Checkpoint, Part, Stores, WeightFile, load, require_fit
 from antiphon.models.minicpmo.config import (
     AudioConfig,
     TalkerConfig,
@@ -127,10 +127,17 @@ def load_model(checkpoint: Checkpoint, devices: Mapping[Section, torch.device], 
     dtype: of everything but flow and vocoder, which are float32.
     Raises: CheckpointError if the configuration is not implemented, or files and networks do not fit each other.
     """
-    model = build_model(model_config(checkpoint))
-    require_fit(model.parts(), checkpoint.stores)
+    return filled_model(model_config(checkpoint), checkpoint.stores, devices, dtype)
+
+
+def filled_model(
+    config: ModelConfig, stores: Stores, devices: Mapping[Section, torch.device], dtype: torch.dtype
+) -> Model:
+    """As `load_model`, from tensors wherever they come from."""
+    model = build_model(config)
+    require_fit(model.parts(), stores)
     for section, device in devices.items():
-        load(model.section(section), checkpoint.stores, device, dtype)
+        load(model.section(section), stores, device, dtype)
         model.prepare(section)
     return model
 

@@ -32,7 +32,11 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UnitDraw:
-    """How a call chooses its next token. must_speak: a word. seed, counter: of the random numbers."""
+    """How a call chooses its next token. must_speak: a word. seed, counter: of the random numbers.
+
+    script: what draw after draw comes to instead, over and over, whatever was chosen; nothing if it is empty. Random
+    weights do not know when to speak: a script lets them, at the price of the same work.
+    """
 
     sampling: TextSampling
     draws: Draws
@@ -41,6 +45,12 @@ class UnitDraw:
     must_speak: bool
     seed: int
     counter: int
+    script: tuple[int, ...] = ()
+
+    @property
+    def scripted_id(self) -> int:
+        """-1 if the model decides."""
+        return self.script[self.counter % len(self.script)] if self.script else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +135,19 @@ class TextChooser:
         """logits: [M, V]. history: [M, W] int64. last: [M] int64, each slot's newest draw."""
         rules, is_open, follows_last = self._operands(draws, history)
         choice = sample_text(logits, rules)
+        ids = self._as_scripted(choice.ids, draws)
         duplex = self._special.duplex
         is_open = is_open | (follows_last & (last != duplex.turn_eos))
         # An open turn cannot be listened away: UnitDecisions.take says the same on the host.
-        fed = choice.ids.masked_fill((choice.ids == duplex.listen) & is_open, duplex.tts_bos)
-        return _Chosen(choice.ids, choice.is_recorded, fed)
+        fed = ids.masked_fill((ids == duplex.listen) & is_open, duplex.tts_bos)
+        return _Chosen(ids, choice.is_recorded, fed)
+
+    def _as_scripted(self, ids: Tensor, draws: Sequence[UnitDraw]) -> Tensor:
+        """ids: [M] int64, as they were chosen. The same tensor if no draw has a script, as in every server."""
+        if not any(draw.script for draw in draws):
+            return ids
+        scripted = upload(torch.tensor([draw.scripted_id for draw in draws], dtype=torch.int64), self._device)
+        return torch.where(scripted < 0, ids, scripted)
 
     def _choose_in_chats(self, logits: Tensor, draws: Sequence[ChatDraw], history: Tensor) -> _Chosen:
         """logits: [M, V]. history: [M, W] int64."""

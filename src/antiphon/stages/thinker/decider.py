@@ -216,7 +216,9 @@ class Decider:
 def _next_draw(state: DeciderState, turn: Turn, *, must_speak: bool) -> UnitDraw:
     session = state.session
     place = DrawPlace(state.slot, state.newest, session.sampling.repetition_window_tokens)
-    draw = UnitDraw(session.sampling, session.draws, place, turn, must_speak, session.seed, state.num_draws)
+    draw = UnitDraw(
+        session.sampling, session.draws, place, turn, must_speak, session.seed, state.num_draws, session.script
+    )
     state.num_draws += 1
     state.newest = Newest.TAKEN
     return draw

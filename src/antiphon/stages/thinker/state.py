@@ -27,6 +27,7 @@ class ThinkerSession:
     max_slices: items that a picture may be cut into besides the view; 1 for none.
     seed: of its text draws. deadline_s: when its caller should be able to speak, on the engine's clock.
     keeps_inputs: the input embeddings of its units are kept as long as the units are, so that it can be moved.
+    script: as in `UnitDraw`.
     """
 
     session_id: str
@@ -43,6 +44,7 @@ class ThinkerSession:
     seed: int
     keeps_inputs: bool
     deadline_s: float
+    script: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,6 @@ is, `weights.py` draws the weights, `behaviour.py` makes them listen and speak, 
 ONNX models. Shown by tests/models/test_tiny.py.
 """
 
-from antiphon.models.minicpmo.tiny.write import write_tiny
+from antiphon.models.minicpmo.tiny.write import tiny_config, tiny_tokenizer, write_tiny
 
-__all__ = ["write_tiny"]
+__all__ = ["tiny_config", "tiny_tokenizer", "write_tiny"]
