@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from queue import SimpleQueue
@@ -35,7 +35,7 @@ from antiphon.stages.code2wav.stage import Code2WavStage
 from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSession
 from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
-from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.paged import CacheConfig
 from antiphon.stages.talker.stage import TalkerStage, turn_cache
 from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
 from antiphon.stages.thinker.answering import ChatState
@@ -93,7 +93,10 @@ class ThinkerBuilder:
         cache = _times(config.max_calls, CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS))
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
         decider = Decider(model.thinker, tokenizer, cache)
-        _capture("thinker", decider.decoder, config, config.max_calls, model.config.thinker.max_position_tokens)
+        if config.cuda_graphs and self.device.type == "cuda":
+            max_tokens = model.config.thinker.max_position_tokens
+            _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens))
+            _finish("thinker, draws", decider.chooser.capture(config.max_calls))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
         return StageLoop(stage, Interruption.KEEPS_WORK)
 
@@ -112,8 +115,10 @@ class TalkerBuilder:
         network = _load(self.source, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
         stage = TalkerStage(network, cache, self.config.max_speaking_chats)
-        max_tokens = network.config.max_position_tokens
-        _capture("talker", stage.speaker.decoder, self.config, self.config.max_speaking, max_tokens)
+        if self.config.cuda_graphs and self.device.type == "cuda":
+            speaker, max_rows = stage.speaker, self.config.max_speaking
+            _finish("talker, steps", speaker.decoder.capture(max_rows, speaker.max_context_tokens))
+            _finish("talker, draws", speaker.chooser.capture(max_rows))
         return StageLoop(stage, Interruption.VOIDS_WORK)
 
 
@@ -304,13 +309,11 @@ def _load(source: ModelSource, section: Section, device: torch.device, config: E
     return source.load(section, device, DTYPES[config.dtype])
 
 
-def _capture(name: str, decoder: PagedDecoder, config: EngineConfig, max_rows: int, max_tokens: int) -> None:
-    """Record the steps of a stage where there is a GPU."""
-    if not config.cuda_graphs or decoder.cache.keys.device.type != "cuda":
-        return
+def _finish(name: str, captures: Iterator[int]) -> None:
+    """Record all graphs of a kind."""
     with torch.inference_mode():
-        for num_left in decoder.capture(max_rows, max_tokens):
-            logger.info("%s: %d steps left to record", name, num_left)
+        for num_left in captures:
+            logger.info("%s: %d graphs left to record", name, num_left)
 
 
 def _times(number: int, one: CacheConfig) -> CacheConfig:

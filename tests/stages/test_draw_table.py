@@ -81,9 +81,9 @@ def draw(table: DrawTable, drawing: list[tuple[Plain, Newest, int, bool]], *, is
     # A slot's first draw comes after nothing.
     after = [Newest.FORGOTTEN if session.is_new else newest for session, newest, _, _ in drawing]
     places = [DrawPlace(one[0].slot, newest, one[0].window) for one, newest in zip(drawing, after, strict=True)]
-    past = table.past(places)
+    past = table.past(torch.tensor(table.columns(places)))
     if is_failing:
-        past = table.past(places)
+        past = table.past(torch.tensor(table.columns(places)))
     for (session, _, _, _), newest, history, last in zip(drawing, after, past.history, past.last, strict=True):
         session.follow(newest)
         assert sorted(history[history >= 0].tolist()) == sorted(session.history)
@@ -116,11 +116,11 @@ def test_whoever_gave_a_slot_back_can_do_nothing_to_its_successor() -> None:
     with pytest.raises(AssertionError, match="was given back"):
         table.fed([old])
     with pytest.raises(AssertionError, match="was given back"):
-        table.past([DrawPlace(old, Newest.VOID, 3)])
+        table.columns([DrawPlace(old, Newest.VOID, 3)])
 
 
 def test_a_slot_draws_once_in_a_step() -> None:
     table = DrawTable(CPU)
     place = DrawPlace(table.take(3), Newest.FORGOTTEN, 3)
     with pytest.raises(AssertionError, match="draws twice"):
-        table.past([place, place])
+        table.columns([place, place])

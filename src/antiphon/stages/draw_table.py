@@ -60,8 +60,24 @@ class Past:
     ring: Tensor
 
 
+def place_columns(places: Sequence[DrawPlace]) -> list[list[int]]:
+    """Row, window, whether the newest draw was taken, whether the history begins anew: R each."""
+    return [
+        [place.slot.row for place in places],
+        [place.window_tokens for place in places],
+        [place.newest is Newest.TAKEN for place in places],
+        [place.newest is Newest.FORGOTTEN for place in places],
+    ]
+
+
+NOBODY = 0
+"""The row of the table that is no session's: what is drawn there is padding."""
+
+
 class DrawTable:
     """Owns the slots and what stands in them. S rows, by doubling, of W history places, the largest window.
+
+    version: grows when the tensors are others than before.
 
     last, fed: [S] int64, the id that was drawn, and the one that the network is given for it.
     is_recorded: [S] bool, whether the history remembers `last` once it is taken.
@@ -69,14 +85,15 @@ class DrawTable:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
+        self.version = 0
         self._held: set[DrawSlot] = set()
         self._free: list[int] = []
-        self._last = torch.zeros(0, dtype=torch.int64, device=device)
-        self._fed = torch.zeros(0, dtype=torch.int64, device=device)
-        self._is_recorded = torch.zeros(0, dtype=torch.bool, device=device)
-        self._num_recorded = torch.zeros(0, dtype=torch.int64, device=device)
-        self._ring = torch.zeros((0, 1), dtype=torch.int64, device=device)
+        self._last = torch.zeros(1, dtype=torch.int64, device=device)
+        self._fed = torch.zeros(1, dtype=torch.int64, device=device)
+        self._is_recorded = torch.zeros(1, dtype=torch.bool, device=device)
+        self._num_recorded = torch.zeros(1, dtype=torch.int64, device=device)
+        self._ring = torch.zeros((1, 1), dtype=torch.int64, device=device)
 
     @property
     def num_held(self) -> int:
@@ -86,8 +103,8 @@ class DrawTable:
         """A slot for a session whose history remembers so many ids. Its first draw comes after Newest.FORGOTTEN."""
         num_rows, width = self._ring.shape
         if not self._free:
-            self._free = list(range(num_rows, max(1, 2 * num_rows)))
-        self._resize(max(num_rows, max(self._free) + 1), max(width, window_tokens))
+            self._resize(2 * num_rows, width)
+        self._resize(self._ring.shape[0], max(width, window_tokens))
         slot = DrawSlot(self._free.pop())
         self._held.add(slot)
         return slot
@@ -98,16 +115,21 @@ class DrawTable:
             self._held.remove(slot)
             self._free.append(slot.row)
 
-    def past(self, places: Sequence[DrawPlace]) -> Past:
-        """What the next draw of each slot sees; changes nothing."""
-        rows, windows, is_taken, is_anew = self._columns(places)
+    def reserve(self, num_slots: int, window_tokens: int) -> None:
+        """Make room for so many slots with histories so long, so that the tensors stay where they are until then."""
+        num_rows, width = self._ring.shape
+        self._resize(max(num_rows, 1 + num_slots), max(width, window_tokens))
+
+    def past(self, columns: Tensor) -> Past:
+        """What the next draw of each slot sees; changes nothing. columns: [4, R] int64, `columns` on the device."""
+        rows, windows, is_taken, is_anew = columns
         last = self._last[rows]
         is_new = is_taken.bool() & self._is_recorded[rows]
         num_before = self._num_recorded[rows].masked_fill(is_anew.bool(), 0)
         ring, at = self._ring[rows], (num_before % windows)[:, None]
         ring = ring.scatter(1, at, torch.where(is_new[:, None], last[:, None], ring.gather(1, at)))
         num_recorded = num_before + is_new
-        is_empty = torch.arange(ring.shape[1], device=self._device) >= num_recorded.minimum(windows)[:, None]
+        is_empty = torch.arange(ring.shape[1], device=ring.device) >= num_recorded.minimum(windows)[:, None]
         return Past(ring.masked_fill(is_empty, -1), last, rows, num_recorded, ring)
 
     def record(self, past: Past, ids: Tensor, is_recorded: Tensor, fed: Tensor) -> None:
@@ -125,40 +147,37 @@ class DrawTable:
         """What the network is given for each slot's newest draw, [len(slots)] int64."""
         assert self._held.issuperset(slots), "a slot was given back and is still fed from"
         rows = torch.tensor([slot.row for slot in slots], dtype=torch.int64)
-        return self._fed[upload(rows, self._device)]
+        return self._fed[upload(rows, self.device)]
 
     def recall(self, place: DrawPlace) -> tuple[int, ...]:
         """The history that a slot's next draw would see, oldest first. Waits for the device."""
-        past = self.past([place])
+        past = self.past(upload(torch.tensor(self.columns([place]), dtype=torch.int64), self.device))
         num_recorded, ring = int(past.num_recorded), past.ring[0, : place.window_tokens].tolist()
         start = num_recorded % place.window_tokens if num_recorded > place.window_tokens else 0
         return tuple((ring[start:] + ring[:start])[: min(num_recorded, place.window_tokens)])
 
     def restore(self, slot: DrawSlot, history: tuple[int, ...]) -> None:
         """Let a new slot have a history, oldest first, no longer than its window. Its first draw comes after VOID."""
-        self._ring[slot.row, : len(history)] = upload(torch.tensor(history, dtype=torch.int64), self._device)
+        self._ring[slot.row, : len(history)] = upload(torch.tensor(history, dtype=torch.int64), self.device)
         self._num_recorded[slot.row] = len(history)
 
-    def _columns(self, places: Sequence[DrawPlace]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Row, window, whether the newest draw was taken, whether the history begins anew: each [R] int64."""
-        assert self._held.issuperset(place.slot for place in places), "a slot was given back and still draws"
-        rows = [place.slot.row for place in places]
-        assert len(set(rows)) == len(rows), f"a slot draws twice in one step: {rows}"
-        columns = [
-            rows,
-            [place.window_tokens for place in places],
-            [place.newest is Newest.TAKEN for place in places],
-            [place.newest is Newest.FORGOTTEN for place in places],
-        ]
-        at, windows, is_taken, is_anew = upload(torch.tensor(columns, dtype=torch.int64), self._device)
-        return at, windows, is_taken, is_anew
+    def columns(self, places: Sequence[DrawPlace]) -> list[list[int]]:
+        """`place_columns` of slots that are held."""
+        assert self._held.issuperset([place.slot for place in places]), "a slot was given back and still draws"
+        columns = place_columns(places)
+        assert len({*columns[0]}) == len(places), f"a slot draws twice in one step: {columns[0]}"
+        return columns
 
     def _resize(self, num_rows: int, width: int) -> None:
         """Make room; what is there keeps its place, as a session's ring uses the first places of its row only."""
-        num_more = num_rows - self._ring.shape[0]
-        if num_more or width > self._ring.shape[1]:
-            self._ring = F.pad(self._ring, (0, width - self._ring.shape[1], 0, num_more))
-            self._last, self._fed, self._num_recorded = (
-                F.pad(column, (0, num_more)) for column in (self._last, self._fed, self._num_recorded)
-            )
-            self._is_recorded = F.pad(self._is_recorded, (0, num_more))
+        first = self._ring.shape[0]
+        num_more, num_wider = num_rows - first, width - self._ring.shape[1]
+        if not num_more and not num_wider:
+            return
+        self.version += 1
+        self._free += range(first, num_rows)
+        self._ring = F.pad(self._ring, (0, num_wider, 0, num_more))
+        self._last, self._fed, self._num_recorded = (
+            F.pad(column, (0, num_more)) for column in (self._last, self._fed, self._num_recorded)
+        )
+        self._is_recorded = F.pad(self._is_recorded, (0, num_more))

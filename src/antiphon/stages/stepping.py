@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from antiphon.core.scheduler import Waiting, schedule
 from antiphon.errors import AntiphonError, InternalError
-from antiphon.kernels.transfer import Download
+from antiphon.kernels.transfer import Download, upload
 from antiphon.stages.draw_table import DrawSlot
 from antiphon.stages.paged import PagedDecoder
 from antiphon.stages.step_packing import Row
@@ -210,7 +211,8 @@ class StepLoop(Generic[DrawT, ResultT]):
         draws = [request.draw for request in requests if request.draw is not None]
         drawn: dict[int, Drawn] = {}
         if draws:
-            ids = self._chooser.choose(torch.stack([parts[index][-1] for index in drawing]), draws)
+            ends = list(accumulate(sizes))
+            ids = self._chooser.choose(_rows(states, [ends[index] - 1 for index in drawing]), draws)
             drawn = {index: Drawn(ids, place) for place, index in enumerate(drawing)}
         inputs = torch.split(embeds, sizes)
         return [Reply(inputs[index], parts[index], drawn.get(index)) for index in range(len(requests))]
@@ -244,6 +246,13 @@ class StepLoop(Generic[DrawT, ResultT]):
     def _end(self, session_id: str, result: ResultT | AntiphonError) -> None:
         self._active.pop(session_id, None)
         self._ended.append(Finished(session_id, result))
+
+
+def _rows(states: Tensor, indices: list[int]) -> Tensor:
+    """Some of the rows; most often all of them, which costs nothing."""
+    if len(indices) == states.shape[0]:
+        return states
+    return states[upload(torch.tensor(indices, dtype=torch.int64), states.device)]
 
 
 def _internal(error: Exception, session_id: str) -> InternalError:

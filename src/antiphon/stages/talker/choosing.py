@@ -5,18 +5,18 @@ The rules themselves are in kernels/sampling; this lines up their operands and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.kernels.sampling.contract import CodecCut, CodecRules
 from antiphon.kernels.sampling.op import sample_codec
-from antiphon.kernels.transfer import Download, upload
+from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.talker import TalkerNetwork
-from antiphon.stages.draw_table import DrawPlace, DrawSlot, DrawTable
+from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
+from antiphon.stages.draw_table import NOBODY, DrawPlace, DrawSlot, DrawTable, Newest, place_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +41,60 @@ class CodecChooser:
     def __init__(self, network: TalkerNetwork) -> None:
         self._network = network
         self.table = DrawTable(network.emb_text.weight.device)
+        nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
+        padding = CodecDraw(CodecSampling(), Draws.MOST_LIKELY, nobody, is_eos_masked=False, seed=0, counter=0)
+        self.graphs = DrawGraphs(self._draw_of_all, self.table, _columns([padding], place_columns([nobody])))
+
+    def capture(self, max_draws: int) -> Iterator[int]:
+        """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
+        weight = self._network.emb_text.weight
+        window_tokens = CodecSampling().repetition_window_tokens
+        return self.graphs.capture(max_draws, window_tokens, weight.shape[1], weight.dtype)
 
     def choose(self, states: Tensor, draws: Sequence[CodecDraw]) -> Download:
         """One token per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
-        past = self.table.past([draw.place for draw in draws])
-        tokens = sample_codec(self._network.logits(states), _rules(draws, past.history))
-        ids = Download(tokens)
-        # The end of what is said is no token of it: a chat goes on after it in the same history.
-        self.table.record(past, tokens, tokens != self._network.config.num_codec_tokens - 1, tokens)
-        return ids
+        columns = _columns(draws, self.table.columns([draw.place for draw in draws]))
+        if any(draw.sampling.is_cut for draw in draws):
+            return Download(self._draw_of_some(states, *on_device(columns, self.table.device)))
+        return Download(self.graphs.run(states, columns))
 
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
         """[len(slots), hidden], the inputs for each slot's newest draw."""
         return self._network.embed_codes(self.table.fed(slots))
 
+    def _draw_of_all(self, states: Tensor, whole: Tensor, fractions: Tensor) -> Tensor:
+        """Where no row's choice is cut; as `Draw`."""
+        return self._draw(states, whole, fractions, None)
 
-def _rules(draws: Sequence[CodecDraw], history: Tensor) -> CodecRules:
-    """history: [M, W] int64, tokens that the repetition penalty sees."""
-    fractions = torch.tensor(
-        [
-            [draw.sampling.repetition_penalty for draw in draws],
-            [draw.sampling.temperature for draw in draws],
-            [draw.sampling.top_p for draw in draws],
-        ],
-        dtype=torch.float32,
-    )
-    numbers = torch.tensor(
-        [
+    def _draw_of_some(self, states: Tensor, whole: Tensor, fractions: Tensor) -> Tensor:
+        """Where some row's choice is; as `Draw`."""
+        *_, is_cut, top_k = whole
+        return self._draw(states, whole, fractions, CodecCut(is_cut.bool(), fractions[2], top_k))
+
+    def _draw(self, states: Tensor, whole: Tensor, fractions: Tensor, cut: CodecCut | None) -> Tensor:
+        past = self.table.past(whole[:4])
+        is_eos_masked, is_greedy, seeds, counters, _, _ = whole[4:]
+        rules = CodecRules(
+            history=past.history,
+            repetition_penalty=fractions[0],
+            temperature=fractions[1],
+            is_eos_masked=is_eos_masked.bool(),
+            is_greedy=is_greedy.bool(),
+            seeds=seeds,
+            counters=counters,
+            cut=cut,
+        )
+        tokens = sample_codec(self._network.logits(states), rules)
+        # The end of what is said is no token of it: a chat goes on after it in the same history.
+        self.table.record(past, tokens, tokens != self._network.config.num_codec_tokens - 1, tokens)
+        return tokens
+
+
+def _columns(draws: Sequence[CodecDraw], places: list[list[int]]) -> DrawColumns:
+    """places: `DrawTable.columns` of the draws."""
+    return DrawColumns(
+        whole=[
+            *places,
             [draw.is_eos_masked for draw in draws],
             [draw.draws is Draws.MOST_LIKELY for draw in draws],
             [draw.seed for draw in draws],
@@ -75,18 +102,9 @@ def _rules(draws: Sequence[CodecDraw], history: Tensor) -> CodecRules:
             [draw.sampling.is_cut for draw in draws],
             [draw.sampling.top_k for draw in draws],
         ],
-        dtype=torch.int64,
-    )
-    repetition_penalty, temperature, top_p = upload(fractions, history.device)
-    is_eos_masked, is_greedy, seeds, counters, is_cut, top_k = upload(numbers, history.device)
-    has_cuts = any(draw.sampling.is_cut for draw in draws)
-    return CodecRules(
-        history=history,
-        repetition_penalty=repetition_penalty,
-        temperature=temperature,
-        is_eos_masked=is_eos_masked.bool(),
-        is_greedy=is_greedy.bool(),
-        seeds=seeds,
-        counters=counters,
-        cut=CodecCut(is_cut.bool(), top_p, top_k) if has_cuts else None,
+        fractions=[
+            [draw.sampling.repetition_penalty for draw in draws],
+            [draw.sampling.temperature for draw in draws],
+            [draw.sampling.top_p for draw in draws],
+        ],
     )

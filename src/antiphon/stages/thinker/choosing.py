@@ -5,7 +5,7 @@ The rules themselves are in kernels/sampling; this lines up their operands and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from antiphon.core.sampling import Draws, TextSampling
-from antiphon.kernels.sampling.contract import ChatRules, TextRules
+from antiphon.kernels.sampling.contract import ChatRules, TextChoice, TextRules
 from antiphon.kernels.sampling.op import sample_chat, sample_text
-from antiphon.kernels.transfer import Download, upload
+from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import SpecialTokens
-from antiphon.stages.draw_table import DrawPlace, DrawSlot, DrawTable, Past
+from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
+from antiphon.stages.draw_table import NOBODY, DrawPlace, DrawSlot, DrawTable, Newest, Past, place_columns
 
 
 class Turn(Enum):
@@ -69,12 +70,67 @@ TextDraw = UnitDraw | ChatDraw
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Per row: the id that was drawn, whether the history remembers it, what the network is given for it."""
+class _Operands:
+    """The columns of a step's draws on the device, by name: [M] each, but place [4, M]; `DrawTable.past`.
 
-    ids: Tensor
-    is_recorded: Tensor
-    fed: Tensor
+    is_chat: which rules a row follows. follows_last: its turn is open unless the last draw ended it.
+    scripted: -1 where the model decides.
+    """
+
+    place: Tensor
+    seeds: Tensor
+    counters: Tensor
+    is_greedy: Tensor
+    top_k: Tensor
+    listen_top_k: Tensor
+    is_open: Tensor
+    follows_last: Tensor
+    must_speak: Tensor
+    scripted: Tensor
+    is_chat: Tensor
+    is_spoken: Tensor
+    repetition_penalty: Tensor
+    length_penalty: Tensor
+    listen_scale: Tensor
+    temperature: Tensor
+    top_p: Tensor
+
+    @staticmethod
+    def of(whole: Tensor, fractions: Tensor) -> _Operands:
+        """As `_columns` made them."""
+        return _Operands(whole[:4], *whole[4:], *fractions)
+
+
+def _columns(draws: Sequence[TextDraw], places: list[list[int]]) -> DrawColumns:
+    """places: `DrawTable.columns` of the draws."""
+    sampling = [draw.sampling for draw in draws]
+    units = [draw if isinstance(draw, UnitDraw) else None for draw in draws]
+    return DrawColumns(
+        whole=[
+            *places,
+            [draw.seed for draw in draws],
+            [draw.counter for draw in draws],
+            [draw.draws is Draws.MOST_LIKELY for draw in draws],
+            [one.top_k for one in sampling],
+            [one.listen_top_k for one in sampling],
+            [unit is not None and unit.turn is Turn.OPEN for unit in units],
+            [unit is not None and unit.turn is Turn.BY_LAST for unit in units],
+            [unit is not None and unit.must_speak for unit in units],
+            [_NO_SCRIPT if unit is None else unit.scripted_id for unit in units],
+            [unit is None for unit in units],
+            [isinstance(draw, ChatDraw) and draw.is_spoken for draw in draws],
+        ],
+        fractions=[
+            [one.repetition_penalty for one in sampling],
+            [one.length_penalty for one in sampling],
+            [one.listen_scale for one in sampling],
+            [one.temperature for one in sampling],
+            [one.top_p for one in sampling],
+        ],
+    )
+
+
+_NO_SCRIPT = -1
 
 
 class TextChooser:
@@ -88,22 +144,22 @@ class TextChooser:
         written, spoken = (*special.chat.decisions,), (*special.chat.decisions, *special.unspeakable)
         self._forbidden = self._mask(special.forbidden)
         self._forbidden_in_chats = torch.stack([self._mask(written), self._mask(spoken)])
+        nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
+        padding = UnitDraw(TextSampling(), Draws.MOST_LIKELY, nobody, Turn.CLOSED, must_speak=False, seed=0, counter=0)
+        self.graphs = DrawGraphs(self._draw_in_units, self.table, _columns([padding], place_columns([nobody])))
+
+    def capture(self, max_draws: int) -> Iterator[int]:
+        """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
+        weight = self._network.lm_head.weight
+        window_tokens = TextSampling().repetition_window_tokens
+        return self.graphs.capture(max_draws, window_tokens, weight.shape[1], weight.dtype)
 
     def choose(self, states: Tensor, draws: Sequence[TextDraw]) -> Download:
         """One id per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
-        past = self.table.past([draw.place for draw in draws])
-        logits = self._network.logits(states)
-        units = [draw for draw in draws if isinstance(draw, UnitDraw)]
-        chats = [draw for draw in draws if isinstance(draw, ChatDraw)]
-        if not chats:
-            chosen = self._choose_in_units(logits, units, past.history, past.last)
-        elif not units:
-            chosen = self._choose_in_chats(logits, chats, past.history)
-        else:
-            chosen = self._choose_in_both(logits, draws, past)
-        ids = Download(chosen.ids)
-        self.table.record(past, chosen.ids, chosen.is_recorded, chosen.fed)
-        return ids
+        columns = _columns(draws, self.table.columns([draw.place for draw in draws]))
+        if all(isinstance(draw, UnitDraw) for draw in draws):
+            return Download(self.graphs.run(states, columns))
+        return Download(self._draw_in_both(states, *on_device(columns, self._device)))
 
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
         """[len(slots), hidden], the inputs for each slot's newest draw."""
@@ -115,124 +171,64 @@ class TextChooser:
         mask[list(ids)] = True
         return mask.to(self._device)
 
-    def _choose_in_both(self, logits: Tensor, draws: Sequence[TextDraw], past: Past) -> _Chosen:
-        """Rows of calls and of chats in one step, each by its own rules."""
-        units = [(row, draw) for row, draw in enumerate(draws) if isinstance(draw, UnitDraw)]
-        chats = [(row, draw) for row, draw in enumerate(draws) if isinstance(draw, ChatDraw)]
-        rows = [row for row, _ in (*units, *chats)]
-        order = upload(torch.tensor(rows, dtype=torch.int64), self._device)
-        u, c = torch.split(order, [len(units), len(chats)])
-        in_units = self._choose_in_units(logits[u], [draw for _, draw in units], past.history[u], past.last[u])
-        in_chats = self._choose_in_chats(logits[c], [draw for _, draw in chats], past.history[c])
-        back = order.argsort()
-        return _Chosen(
-            torch.cat([in_units.ids, in_chats.ids])[back],
-            torch.cat([in_units.is_recorded, in_chats.is_recorded])[back],
-            torch.cat([in_units.fed, in_chats.fed])[back],
-        )
+    def _draw_in_units(self, states: Tensor, whole: Tensor, fractions: Tensor) -> Tensor:
+        """Of calls only; as `Draw`."""
+        operands = _Operands.of(whole, fractions)
+        past = self.table.past(operands.place)
+        choice, fed = self._choose_in_units(self._network.logits(states), operands, past)
+        self.table.record(past, choice.ids, choice.is_recorded, fed)
+        return choice.ids
 
-    def _choose_in_units(self, logits: Tensor, draws: Sequence[UnitDraw], history: Tensor, last: Tensor) -> _Chosen:
-        """logits: [M, V]. history: [M, W] int64. last: [M] int64, each slot's newest draw."""
-        rules, is_open, follows_last = self._operands(draws, history)
-        choice = sample_text(logits, rules)
-        ids = self._as_scripted(choice.ids, draws)
+    def _draw_in_both(self, states: Tensor, whole: Tensor, fractions: Tensor) -> Tensor:
+        """Of calls and chats, each by its own rules; as `Draw`."""
+        operands = _Operands.of(whole, fractions)
+        past, is_chat = self.table.past(operands.place), operands.is_chat.bool()
+        logits = self._network.logits(states)
+        choice, fed = self._choose_in_units(logits, operands, past)
+        in_chats = self._choose_in_chats(logits, operands, past)
+        ids = torch.where(is_chat, in_chats, choice.ids)
+        self.table.record(past, ids, choice.is_recorded | is_chat, torch.where(is_chat, in_chats, fed))
+        return ids
+
+    def _choose_in_units(self, logits: Tensor, operands: _Operands, past: Past) -> tuple[TextChoice, Tensor]:
+        """logits: [M, V]. Returns the choice and what the network is given for it, [M] int64."""
         duplex = self._special.duplex
-        is_open = is_open | (follows_last & (last != duplex.turn_eos))
-        # An open turn cannot be listened away: UnitDecisions.take says the same on the host.
-        fed = ids.masked_fill((ids == duplex.listen) & is_open, duplex.tts_bos)
-        return _Chosen(ids, choice.is_recorded, fed)
-
-    def _as_scripted(self, ids: Tensor, draws: Sequence[UnitDraw]) -> Tensor:
-        """ids: [M] int64, as they were chosen. The same tensor if no draw has a script, as in every server."""
-        if not any(draw.script for draw in draws):
-            return ids
-        scripted = upload(torch.tensor([draw.scripted_id for draw in draws], dtype=torch.int64), self._device)
-        return torch.where(scripted < 0, ids, scripted)
-
-    def _choose_in_chats(self, logits: Tensor, draws: Sequence[ChatDraw], history: Tensor) -> _Chosen:
-        """logits: [M, V]. history: [M, W] int64."""
-        fractions = torch.tensor(
-            [
-                [draw.sampling.repetition_penalty for draw in draws],
-                [draw.sampling.temperature for draw in draws],
-                [draw.sampling.top_p for draw in draws],
-            ],
-            dtype=torch.float32,
-        )
-        numbers = torch.tensor(
-            [
-                [draw.sampling.top_k for draw in draws],
-                [draw.seed for draw in draws],
-                [draw.counter for draw in draws],
-                [draw.draws is Draws.MOST_LIKELY for draw in draws],
-                [draw.is_spoken for draw in draws],
-            ],
-            dtype=torch.int64,
-        )
-        repetition_penalty, temperature, top_p = upload(fractions, self._device)
-        top_k, seeds, counters, is_greedy, is_spoken = upload(numbers, self._device)
-        rules = ChatRules(
-            forbidden=self._forbidden_in_chats[is_spoken],
-            history=history,
-            repetition_penalty=repetition_penalty,
-            is_greedy=is_greedy.bool(),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seeds=seeds,
-            counters=counters,
-        )
-        ids = sample_chat(logits, rules)
-        return _Chosen(ids, torch.ones_like(ids, dtype=torch.bool), ids)
-
-    def _operands(self, draws: Sequence[UnitDraw], history: Tensor) -> tuple[TextRules, Tensor, Tensor]:
-        """The rules, and two columns [M] bool: the turn is known to be open; it is open unless the last draw ended it.
-
-        history: [M, W] int64, ids that the repetition penalty sees.
-        """
-        sampling = [draw.sampling for draw in draws]
-        fractions = torch.tensor(
-            [
-                [one.repetition_penalty for one in sampling],
-                [one.length_penalty for one in sampling],
-                [one.listen_scale for one in sampling],
-                [one.temperature for one in sampling],
-                [one.top_p for one in sampling],
-            ],
-            dtype=torch.float32,
-        )
-        numbers = torch.tensor(
-            [
-                [one.listen_top_k for one in sampling],
-                [one.top_k for one in sampling],
-                [draw.seed for draw in draws],
-                [draw.counter for draw in draws],
-                [draw.draws is Draws.MOST_LIKELY for draw in draws],
-                [draw.turn is Turn.OPEN for draw in draws],
-                [draw.turn is Turn.BY_LAST for draw in draws],
-                [draw.must_speak for draw in draws],
-            ],
-            dtype=torch.int64,
-        )
-        repetition, length, listen_scale, temperature, top_p = upload(fractions, self._device)
-        *columns, is_open, follows_last, must_speak = upload(numbers, self._device)
-        listen_top_k, top_k, seeds, counters, is_greedy = columns
         rules = TextRules(
             forbidden=self._forbidden,
-            chunk_eos=self._special.duplex.chunk_eos,
-            turn_eos=self._special.duplex.turn_eos,
-            listen=self._special.duplex.listen,
-            history=history,
-            repetition_penalty=repetition,
-            length_penalty=length,
-            listen_scale=listen_scale,
-            listen_top_k=listen_top_k,
-            must_speak=must_speak.bool(),
-            is_greedy=is_greedy.bool(),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seeds=seeds,
-            counters=counters,
+            chunk_eos=duplex.chunk_eos,
+            turn_eos=duplex.turn_eos,
+            listen=duplex.listen,
+            history=past.history,
+            repetition_penalty=operands.repetition_penalty,
+            length_penalty=operands.length_penalty,
+            listen_scale=operands.listen_scale,
+            listen_top_k=operands.listen_top_k,
+            must_speak=operands.must_speak.bool(),
+            is_greedy=operands.is_greedy.bool(),
+            temperature=operands.temperature,
+            top_k=operands.top_k,
+            top_p=operands.top_p,
+            seeds=operands.seeds,
+            counters=operands.counters,
         )
-        return rules, is_open.bool(), follows_last.bool()
+        choice = sample_text(logits, rules)
+        ids = torch.where(operands.scripted == _NO_SCRIPT, choice.ids, operands.scripted)
+        is_open = operands.is_open.bool() | (operands.follows_last.bool() & (past.last != duplex.turn_eos))
+        # An open turn cannot be listened away: UnitDecisions.take says the same on the host.
+        fed = ids.masked_fill((ids == duplex.listen) & is_open, duplex.tts_bos)
+        return TextChoice(ids, choice.is_recorded), fed
+
+    def _choose_in_chats(self, logits: Tensor, operands: _Operands, past: Past) -> Tensor:
+        """logits: [M, V]. Returns ids [M] int64."""
+        rules = ChatRules(
+            forbidden=self._forbidden_in_chats[operands.is_spoken],
+            history=past.history,
+            repetition_penalty=operands.repetition_penalty,
+            is_greedy=operands.is_greedy.bool(),
+            temperature=operands.temperature,
+            top_k=operands.top_k,
+            top_p=operands.top_p,
+            seeds=operands.seeds,
+            counters=operands.counters,
+        )
+        return sample_chat(logits, rules)
