@@ -27,6 +27,16 @@ def interpreter() -> Iterator[Executor]:
 @pytest.fixture(params=places(), ids=lambda place: place.value)
 def at(request: pytest.FixtureRequest) -> Run:
     """Runs `check(place, *arguments)` where the place is."""
+    return runner(request)
+
+
+@pytest.fixture(params=[place for place in places() if place is not Place.REFERENCE], ids=lambda place: place.value)
+def at_kernel(request: pytest.FixtureRequest) -> Run:
+    """The same for checks that compare a kernel with its reference."""
+    return runner(request)
+
+
+def runner(request: pytest.FixtureRequest) -> Run:
     place: Place = request.param
     if place is not Place.INTERPRETED:
         return lambda check, *arguments: check(place, *arguments)

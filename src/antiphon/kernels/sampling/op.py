@@ -7,10 +7,14 @@
   4. the length penalty on turn_eos;
   5. the listen scale; listen at once if fewer than listen_top_k ids are above it;
   6. greedy: the argmax; else temperature, top-k, top-p, and a draw.
-A row that must speak, which the reference does not know, skips 1 and 5, and at last listen and turn_eos are forbidden.
+  A row that must speak, which the reference does not know, skips 1 and 5; at last listen and turn_eos are forbidden.
 `sample_chat` (REFERENCE 14.4): the row's forbidden ids to -inf; repeated ids by the penalty, sign-aware; then as 6.
-`sample_codec` (REFERENCE 8.2): temperature; penalty ** count over the history, sign-aware; EOS to -inf while the chunk
-may not end; where the row is cut, top-p, then top-k, at least 3 of each (REFERENCE 14.5); a draw.
+`sample_codec` (REFERENCE 8.2), in this order:
+  1. temperature;
+  2. penalty ** count over the history, sign-aware;
+  3. EOS to -inf while the chunk may not end;
+  4. where the row is cut, top-p, then top-k, at least 3 of each (REFERENCE 14.5);
+  5. a draw.
 
 | tensor       | shape        | dtype                                                                  |
 |--------------|--------------|------------------------------------------------------------------------|
@@ -18,8 +22,13 @@ may not end; where the row is cut, top-p, then top-k, at least 3 of each (REFERE
 | codec logits | [R, C]       | float32; id C - 1 ends the segment                                     |
 | rules        | see contract | one entry per row                                                      |
 
-Draws are Gumbel noise from (seed, counter, id): a row's choice does not depend on its neighbours. Special ids are host
-constants. R = 0 is allowed. Dispatch: the plain torch reference on every device. Raises ShapeError.
+Draws are Gumbel noise from (seed, counter, id): a row's choice does not depend on its neighbours. R = 0 is allowed.
+Logits that are no numbers give some id of the vocabulary. Dispatch: `kernel.py` on CUDA, two launches for text and one
+for speech; the reference elsewhere, and for `codec_scores` everywhere. Not measured on a GPU yet. Raises ShapeError.
+Kernel and reference see the same scores, the same edge of top k and the same bits of noise, but
+  - sums of exp in another order, good to about 2^-20: another choice if the mass before an id is so close to top p, or
+    the share of chunk_eos to its draw;
+  - logarithms that differ by a unit or two: another choice if two noisy scores are so close.
 """
 
 from __future__ import annotations
@@ -38,6 +47,11 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
             f"sample_text wants logits [{rules.history.shape[0]}, {rules.forbidden.shape[0]}] by its rules, "
             f"got {tuple(logits.shape)}"
         )
+    if logits.is_cuda:
+        # Where there is no GPU, there may be no Triton.
+        from antiphon.kernels.sampling import kernel
+
+        return kernel.sample_text(logits, rules)
     return reference.sample_text(logits, rules)
 
 
@@ -47,6 +61,11 @@ def sample_chat(logits: Tensor, rules: ChatRules) -> Tensor:
         raise ShapeError(
             f"sample_chat wants logits {tuple(rules.forbidden.shape)} by its rules, got {tuple(logits.shape)}"
         )
+    if logits.is_cuda:
+        # Where there is no GPU, there may be no Triton.
+        from antiphon.kernels.sampling import kernel
+
+        return kernel.sample_chat(logits, rules)
     return reference.sample_chat(logits, rules)
 
 
@@ -65,4 +84,9 @@ def sample_codec(logits: Tensor, rules: CodecRules) -> Tensor:
         raise ShapeError(
             f"codec logits must be [{rules.history.shape[0]}, C] by their rules, got {tuple(logits.shape)}"
         )
+    if logits.is_cuda:
+        # Where there is no GPU, there may be no Triton.
+        from antiphon.kernels.sampling import kernel
+
+        return kernel.sample_codec(logits, rules)
     return reference.sample_codec(logits, rules)
