@@ -300,6 +300,57 @@ def test_level_scores_stay_in_order_of_ids(at_kernel: Run) -> None:
     at_kernel(check_levels)
 
 
+def check_quarters(place: Place) -> None:
+    """Four level ids of mass 1/4, exact in float32: the mass before the third does not exceed 0.5."""
+    rows = 16
+    logits = torch.zeros(rows, 300)
+    logits[:, [4, 70, 131, 299]] = 9.0
+    dice = Dice(4, rows)
+    rules = replace(
+        chat_rules(dice, 300, 0),
+        forbidden=torch.zeros(rows, 300, dtype=torch.bool),
+        is_greedy=torch.zeros(rows, dtype=torch.bool),
+        top_k=torch.full((rows,), 4),
+        top_p=torch.full((rows,), 0.5),
+    )
+    assert set(compare_chat(place, logits, rules)) == {4, 70, 131}
+    # Of almost the same mass, but in bits: one above three, whose last bits are all ones.
+    above, level = torch.tensor([0x41100010, 0x4110000F], dtype=torch.int32).view(torch.float32)
+    logits[:, [4, 70, 299]], logits[:, 131] = level, above
+    rules = replace(rules, top_p=torch.full((rows,), 0.6), temperature=torch.ones(rows))
+    assert set(compare_chat(place, logits, rules)) == {4, 70, 131}
+
+
+def check_repeated_listen(place: Place) -> None:
+    dice = Dice(0, 1)
+    rules = replace(
+        text_rules(dice, 12, 2),
+        forbidden=torch.zeros(12, dtype=torch.bool),
+        history=torch.tensor([[-1, 6]]),
+        repetition_penalty=torch.tensor([2.0]),
+        listen_scale=torch.ones(1),
+        listen_top_k=torch.ones(1, dtype=torch.int64),
+        must_speak=torch.zeros(1, dtype=torch.bool),
+        is_greedy=torch.ones(1, dtype=torch.bool),
+    )
+    logits = torch.zeros(1, 12)
+    logits[0, rules.listen], logits[0, 9] = 2.0, 1.5
+    # Halved, listening is second and is not forced.
+    compare_text(place, logits, rules)
+    assert text_at(place, logits, rules).ids.tolist() == [9]
+    fresh = replace(rules, history=torch.tensor([[-1, 5]]))
+    compare_text(place, logits, fresh)
+    assert text_at(place, logits, fresh).ids.tolist() == [rules.listen]
+
+
+def test_listening_is_ranked_with_its_penalty(at_kernel: Run) -> None:
+    at_kernel(check_repeated_listen)
+
+
+def test_an_id_stays_while_the_mass_before_it_does_not_exceed_the_limit(at_kernel: Run) -> None:
+    at_kernel(check_quarters)
+
+
 def check_signs(place: Place) -> None:
     """A zero is a zero: -0.0 is level with 0.0, for the k-th and for the order."""
     logits = torch.tensor([[-0.0, 0.0, -0.0, -1.0], [0.0, -0.0, 0.0, -1.0]]).repeat(6, 1)
@@ -331,10 +382,11 @@ def test_a_step_without_rows_decides_nothing(at_kernel: Run) -> None:
 def check_broken(place: Place) -> None:
     """A row of a broken network ends in some id, which the next step can embed."""
     dice = Dice(3, 3)
+    chat = replace(chat_rules(dice, 300, 4), forbidden=torch.zeros(3, 300, dtype=torch.bool))
     for logits in (torch.full((3, 300), torch.nan), torch.full((3, 300), -torch.inf)):
         for ids in (
             text_at(place, logits, text_rules(dice, 300, 4)).ids,
-            chat_at(place, logits, chat_rules(dice, 300, 4)),
+            chat_at(place, logits, chat),
             codec_at(place, logits, codec_rules(dice, 300, 4, has_cuts=True)),
         ):
             assert ((ids >= 0) & (ids < 300)).all()
