@@ -12,6 +12,7 @@ from antiphon.models.minicpmo.causal_hift import CausalHift
 from antiphon.models.minicpmo.causal_vocoder import CausalVocoder
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import FlowShape, Voice
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, FlowConfig
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift import Hift, HiftNetwork, fold_weight_norms
@@ -67,6 +68,7 @@ def synthesizer(
     size: ArenaSize = ROOMY,
     retention: Retention = Retention.REFERENCE,
     dtype: torch.dtype = torch.float32,
+    compute: Compute = Compute.FLOAT32,
 ) -> MelSynthesizer:
     flow = Flow(FLOW)
     _randomise(flow, 0.3)
@@ -76,7 +78,7 @@ def synthesizer(
         entries.keys.fill_(torch.nan)
         entries.values.fill_(torch.nan)
     noise = draw_noise(BINS, 0, device)[:, :FLOW_NOISE_FRAMES]
-    return MelSynthesizer(flow.to(device), noise, arena, generation)
+    return MelSynthesizer(flow.to(device), noise, arena, generation, compute)
 
 
 def hift() -> Hift:

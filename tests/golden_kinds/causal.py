@@ -15,9 +15,11 @@ from torch import Tensor
 
 from antiphon.models.minicpmo.causal_hift import CausalHift
 from antiphon.models.minicpmo.causal_vocoder import CausalState, CausalVocoder
-from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, FlowRow, MelSynthesizer
+from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import FlowShape, SpeechState, Voice
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_config import flow_config
+from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift_config import Generation, hift_config
 from antiphon.models.minicpmo.speech_arena import SpeechArena
@@ -81,6 +83,7 @@ class _Golden:
             F.pad(self.tensors["rand_noise"], (0, LONGEST_CHUNK_FRAMES), value=torch.nan),
             SpeechArena(shape, Retention.REFERENCE, ROOM, torch.float32, torch.device("cpu")),
             Generation.V1_0_7,
+            Compute.FLOAT32,
         )
 
     def prompt(self, stream: str) -> VoicePrompt:
@@ -116,8 +119,8 @@ def _turn(golden: _Golden, voice: Voice, turn: Turn, name: str, chunks: list[_Ch
         found, read = Comparison(KIND, case), {key: golden.tensors[f"{case}.{key}"] for key in _RECORDED}
         tokens = read["tokens"].tolist()
         if tokens:
-            row = FlowRow(tokens, voice, speech)
-            mel, speech = turn.sing(row, is_last=facts.is_last)
+            row = FlowRow(tokens, voice, speech, facts.is_last)
+            mel, speech = turn.sing(row)
             found.close(mel[0].mT, read["mel"], scaled(TOLERANCE, read["mel"]))
             if facts.is_last:
                 _, speech = remembered(golden.synthesizer, row)

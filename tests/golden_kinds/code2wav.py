@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.core.codec_buffer import CodecBuffer, Window
-from antiphon.kernels.vocoder_attention.contract import Entries, Sink
-from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow, Solve, VoiceBuild
+from antiphon.kernels.vocoder_attention.contract import Entries
+from antiphon.models.minicpmo.flow import SILENCE_TOKEN, VoiceBuild
 from antiphon.models.minicpmo.flow_cache import Parts, SpeechState, Voice, Writing
+from antiphon.models.minicpmo.flow_inputs import Destination, FlowRow
 from antiphon.models.minicpmo.flow_membership import Listed
+from antiphon.models.minicpmo.flow_solve import Solve
 from antiphon.models.minicpmo.hift import DILATIONS, HOP_SAMPLES, N_FFT
 from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES
 from antiphon.models.minicpmo.vocoder import (
@@ -166,10 +168,10 @@ def _chunk(golden: Golden, voice: Voice, state: _TurnState, found: Comparison, f
     """Run one chunk, compare what cases.json says of it, and return what may be recorded as tensors."""
     before, vocoder_before = state.speech, state.vocoder
     tokens = golden.read(f"{found.case}.tokens").tolist()
-    watched = (golden.flow.encoder_proj, golden.flow.decoder.estimator, golden.hift.f0_predictor)
+    watched = (golden.flow.encoder_proj, golden.synthesizer.weights.estimator, golden.hift.f0_predictor)
     with _outputs(*watched) as [mus, velocities, pitches]:
-        row = FlowRow(tokens, voice, before)
-        mel, state.speech = state.turn.sing(row, is_last=facts.last_chunk)
+        row = FlowRow(tokens, voice, before, facts.last_chunk)
+        mel, state.speech = state.turn.sing(row)
         wav, vocoder = state.turn.vocode(VocoderRow(mel.mT, vocoder_before, is_last=facts.last_chunk))
         assert isinstance(vocoder, VocoderState), vocoder
         state.vocoder = vocoder
@@ -248,9 +250,14 @@ def _flow_caches(golden: Golden, voice: Voice, speech: SpeechState) -> dict[str,
     return {
         "conformer_cnn_cache": torch.cat((tails.lookahead, tails.upsampling), dim=-1),
         "conformer_att_cache": torch.cat((tokens, frames)),
-        f"estimator_cnn_cache_step{last}": tails.convs[0, last].transpose(1, 2).flatten(2, 3),
+        f"estimator_cnn_cache_step{last}": _conv_cache(tails.convs[0], num_steps)[last],
         f"estimator_att_cache_step{last}_row0": of_last_step[:, 0],
     }
+
+
+def _conv_cache(convs: Tensor, num_steps: int) -> Tensor:
+    """convs: [S L 2, G, 2, C] -> [S, L, G, 2 C, 2]: the tails of both convolutions one after the other."""
+    return convs.view(num_steps, -1, 2, *convs.shape[1:]).permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
 
 
 def _read(ours: Entries, shared: Entries, listed: Listed) -> Tensor:
@@ -272,9 +279,10 @@ def _whole_utterance(golden: Golden) -> Outcome:
     tokens, want = golden.read("full.tokens"), golden.read("full.mel")
     nobody = golden.synthesizer.nobody(prompt.speaker[None])
     condition = F.pad(prompt.mel, (0, 0, 0, want.shape[1]))
-    row = FlowRow((*prompt.tokens, *tokens.tolist()), nobody, SpeechState.at_turn_start(nobody))
-    nowhere = golden.synthesizer.arena.entries.map(lambda entries: Sink.of(entries, ()))
-    mel = Solve(golden.synthesizer, [row], condition[None], nowhere, is_last=True).run()
+    row = FlowRow((*prompt.tokens, *tokens.tolist()), nobody, SpeechState.at_turn_start(nobody), is_last=True)
+    arena = golden.synthesizer.arena
+    inputs = golden.synthesizer.inputs([row], [None], Destination(arena.entries, arena.tails), condition[None])
+    mel = Solve(golden.synthesizer.weights, arena, inputs).run(nullcontext())
     found.close(mel[0, prompt.mel.shape[0] :].mT, want, scaled(TOLERANCE, want))
     return found.outcome()
 

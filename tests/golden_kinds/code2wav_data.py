@@ -14,6 +14,7 @@ from torch import Tensor
 
 from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, Flow, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import FlowShape
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_config import flow_config
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift import Hift, fold_weight_norms
@@ -103,7 +104,7 @@ class Golden:
         unknown = F.pad(self.read("rand_noise"), (0, LONGEST_CHUNK_FRAMES), value=torch.nan)  # reading it would show
         shape, cpu = FlowShape(config, self.config["n_timesteps"]), torch.device("cpu")
         arena = SpeechArena(shape, Retention.REFERENCE, ROOM, torch.float32, cpu)
-        self.synthesizer = MelSynthesizer(self.flow, unknown, arena, Generation.V1_0_5)
+        self.synthesizer = MelSynthesizer(self.flow, unknown, arena, Generation.V1_0_5, Compute.FLOAT32)
         self.vocoder = Vocoder(self.hift)
         self.no_noise = NoNoise(cpu)
 

@@ -6,6 +6,7 @@ The others say other things, one with the stream's own voice and one with anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -13,9 +14,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from antiphon.kernels.vocoder_attention.contract import Sink
-from antiphon.models.minicpmo.flow import FlowRow, MelSynthesizer, Solve
+from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
+from antiphon.models.minicpmo.flow_inputs import Destination, FlowRow
+from antiphon.models.minicpmo.flow_solve import Solve
 from antiphon.models.minicpmo.speech_arena import ArenaSize
 from antiphon.models.minicpmo.vocoder import SourceNoise, SpeechVocoder, TurnState, VocoderRow
 
@@ -89,14 +91,13 @@ class Turn:
             for voice in company.voices(*voices)
         ]
 
-    def sing(self, row: FlowRow, *, is_last: bool) -> tuple[Tensor, SpeechState]:
-        rows = [FlowRow(row.tokens[::-1], other.voice, other.speech) for other in self._others]
+    def sing(self, row: FlowRow) -> tuple[Tensor, SpeechState]:
+        rows = [FlowRow(row.tokens[::-1], other.voice, other.speech, row.is_last) for other in self._others]
         rows.insert(self._company.place, row)
-        solve = self._synthesizer.speak
-        results = [*self._company.solved(rows, lambda together: solve(together, is_last=is_last))]
+        results = [*self._company.solved(rows, self._synthesizer.speak)]
         own = results.pop(self._company.place)
         for other, (mel, speech) in zip(self._others, results, strict=True):
-            kept = SpeechState.at_turn_start(other.voice) if is_last else speech
+            kept = SpeechState.at_turn_start(other.voice) if row.is_last else speech
             self._synthesizer.arena.keep_only(kept, [other.speech])
             other.mel, other.speech = mel.mT, kept
         return own
@@ -118,7 +119,8 @@ def remembered(synthesizer: MelSynthesizer, row: FlowRow) -> tuple[Tensor, Speec
     arena = synthesizer.arena
     writing = arena.take(len(row.tokens))
     no_condition = torch.zeros(1, 1, synthesizer.flow.config.num_mel_bins)
-    solve = Solve(synthesizer, [row], no_condition, arena.entries.zip(writing.places, Sink.of), is_last=True)
-    mel = solve.run()
-    writing.tails.copy_(solve.tails)
+    inputs = synthesizer.inputs([row], [writing], Destination(arena.entries, arena.tails), no_condition)
+    solve = Solve(synthesizer.weights, arena, inputs)
+    mel = solve.run(nullcontext())
+    synthesizer.keep_ends(solve.ends, [writing], arena.tails)
     return mel, row.speech.followed_by(writing, row.voice, arena.retention, synthesizer.rules.kept_tokens)

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import build_voice
-from antiphon.errors import AudioError, CheckpointError
-from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, SILENCE_TOKEN, FlowRow, MelSynthesizer, draw_noise
+from antiphon.errors import AudioError, CheckpointError, ShapeError
+from antiphon.models.minicpmo.flow import LONGEST_CHUNK_FRAMES, SILENCE_TOKEN, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_config import EncoderConfig, EstimatorConfig, flow_config, read_flow_yaml
+from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.flow_membership import (
     Listed,
     Retention,
@@ -71,7 +73,7 @@ def say(
     synthesizer: MelSynthesizer, tokens: Sequence[int], voice: Voice, speech: SpeechState, *, is_last: bool = False
 ) -> tuple[Tensor, SpeechState]:
     """A chunk of one session alone."""
-    (spoken,) = synthesizer.speak([FlowRow(tokens, voice, speech)], is_last=is_last)
+    (spoken,) = synthesizer.speak([FlowRow(tokens, voice, speech, is_last=is_last)])
     return spoken
 
 
@@ -183,8 +185,8 @@ def test_sessions_share_a_solve_and_hear_nothing_of_each_other(synthesizer: MelS
     for moment in range(9 + len(voices) - 1):
         # A session begins one moment after the one before it, so that the longest pasts meet the shortest.
         speaking = [who for who in range(len(voices)) if 0 <= moment - who < 9]
-        rows = [FlowRow(chunks[who][moment - who], voices[who], states[who]) for who in speaking]
-        for who, (mel, speech) in zip(speaking, synthesizer.speak(rows, is_last=False), strict=True):
+        rows = [FlowRow(chunks[who][moment - who], voices[who], states[who], is_last=False) for who in speaking]
+        for who, (mel, speech) in zip(speaking, synthesizer.speak(rows), strict=True):
             want = alone[who][moment - who]
             torch.testing.assert_close(mel, want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
             synthesizer.arena.keep_only(speech, [states[who]])
@@ -194,11 +196,24 @@ def test_sessions_share_a_solve_and_hear_nothing_of_each_other(synthesizer: MelS
         assert all(map(torch.equal, tensors(voice), tensors(then)))
 
 
-def test_chunks_of_different_lengths_cannot_share_a_solve(synthesizer: MelSynthesizer) -> None:
+def test_chunks_of_any_length_share_a_solve_and_sound_as_each_alone(synthesizer: MelSynthesizer) -> None:
+    """Also of turns that end, whose lookahead is silence; and what they leave behind is what each leaves alone."""
     voice = synthesizer.build_voice(prompt(10))
-    rows = [FlowRow(range(num), voice, SpeechState.at_turn_start(voice)) for num in (8, 9)]
-    with pytest.raises(AssertionError, match=r"chunks of \[8, 9\] tokens"):
-        synthesizer.speak(rows, is_last=False)
+    _, spoken = say(synthesizer, range(500, 520), voice, SpeechState.at_turn_start(voice))
+    start = SpeechState.at_turn_start(voice)
+    rows = [
+        FlowRow(range(28), voice, start, is_last=False),
+        FlowRow(range(100, 105), voice, spoken, is_last=False),
+        FlowRow(range(200, 207), voice, spoken, is_last=True),
+        FlowRow(range(300, 304), voice, start, is_last=False),
+    ]
+    together = synthesizer.speak(rows)
+    assert [mel.shape[1] for mel, _ in together] == [50, 4, 14, 2]
+    for row, (mel, speech) in zip(rows, together, strict=True):
+        want, after = say(synthesizer, row.tokens, voice, row.speech, is_last=row.is_last)
+        torch.testing.assert_close(mel, want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
+        following, alone = (say(synthesizer, range(28), voice, state)[0] for state in (speech, after))
+        torch.testing.assert_close(following, alone, rtol=0, atol=TOLERANCE * float(alone.abs().max()))
 
 
 def test_a_session_that_listens_holds_no_memory_of_its_own(synthesizer: MelSynthesizer) -> None:
@@ -249,10 +264,10 @@ def test_memory_of_a_turn_is_bounded_however_long_it_gets(num_prompt_tokens: int
 
 def test_what_fails_in_a_solve_takes_no_place(synthesizer: MelSynthesizer) -> None:
     voice, foreign = synthesizer.build_voice(prompt(10)), build_voice.synthesizer(num_steps=2).build_voice(prompt(10))
-    rows = [FlowRow(range(28), one, SpeechState.at_turn_start(one)) for one in (voice, foreign)]
+    rows = [FlowRow(range(28), one, SpeechState.at_turn_start(one), is_last=False) for one in (voice, foreign)]
     held = synthesizer.arena.num_held
-    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        synthesizer.speak(rows, is_last=False)
+    with pytest.raises(ShapeError, match="do not fit the sessions'"):
+        synthesizer.speak(rows)
     assert synthesizer.arena.num_held == held
 
 
@@ -270,12 +285,14 @@ def test_a_chunk_reads_the_noise_after_its_past_and_no_other(synthesizer: MelSyn
     chunks = [range(28)] * 4
     want = speak(synthesizer, synthesizer.build_voice(prompt(10)), chunks)
     noise = synthesizer.noise.clone()
-    noise[:, 170:] = torch.nan
-    poisoned = MelSynthesizer(synthesizer.flow, noise, synthesizer.arena, Generation.V1_0_5)
-    assert torch.equal(torch.cat(speak(poisoned, poisoned.build_voice(prompt(10)), chunks)), torch.cat(want))
-    noise[:, 169] = torch.nan
-    is_broken = [bool(mel.isnan().any()) for mel in speak(poisoned, poisoned.build_voice(prompt(10)), chunks)]
-    assert is_broken == [False, False, True, True]
+
+    def poisoned_from(first: int) -> list[Tensor]:
+        noise[:, first:] = torch.nan
+        poisoned = MelSynthesizer(synthesizer.flow, noise, synthesizer.arena, Generation.V1_0_5, Compute.FLOAT32)
+        return speak(poisoned, poisoned.build_voice(prompt(10)), chunks)
+
+    assert torch.equal(torch.cat(poisoned_from(170)), torch.cat(want))
+    assert [bool(mel.isnan().any()) for mel in poisoned_from(169)] == [False, False, True, True]
 
 
 def test_the_noise_depends_on_its_seed_alone() -> None:

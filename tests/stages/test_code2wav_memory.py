@@ -15,8 +15,9 @@ import build_voice
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.errors import AntiphonError, InputError
-from antiphon.models.minicpmo.flow import FlowRow, MelSynthesizer
+from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
+from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import ArenaSize
@@ -89,8 +90,8 @@ def sung(synthesizer: MelSynthesizer, voices: Sequence[Voice]) -> list[Tensor]:
     nums_cut = [0 for _ in voices]
     for second in range(NUM_CHUNKS):
         for who, voice in enumerate(voices):
-            row = FlowRow([*said(who, second), *said(who, second + 1)[:3]], voice, states[who])
-            ((mel, speech),) = synthesizer.speak([row], is_last=False)
+            row = FlowRow([*said(who, second), *said(who, second + 1)[:3]], voice, states[who], is_last=False)
+            ((mel, speech),) = synthesizer.speak([row])
             grown = speech.reads.zip(states[who].reads, lambda after, before: len(after) - len(before))
             nums_cut[who] += grown.tokens < CHUNK_TOKENS and max(grown.frames, grown.steps) < mel.shape[1]
             arena.keep_only(speech, [states[who]])
@@ -122,7 +123,7 @@ def spoken_mel(retention: Retention, dtype: torch.dtype, num_tokens: int) -> Ten
     speech, mels = SpeechState.at_turn_start(voice), []
     for second in range(6):
         tokens = range(40 * second, 40 * second + CHUNK_TOKENS + 3)
-        ((mel, speech),) = synthesizer.speak([FlowRow(tokens, voice, speech)], is_last=False)
+        ((mel, speech),) = synthesizer.speak([FlowRow(tokens, voice, speech, is_last=False)])
         mels.append(mel[0])
     return torch.cat(mels)
 

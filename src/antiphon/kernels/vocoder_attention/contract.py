@@ -1,4 +1,4 @@
-"""Operands of `vocoder_attention`: what is remembered, what a row of it is read, and where new entries go.
+"""Operands of `vocoder_attention` and `entry_store`: what is remembered, what is read of it, and where new entries go.
 
 An entry is a key and a value per guidance row and head, of a token or of a mel frame, in one layer.
 """
@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
+
+from antiphon.errors import ShapeError
+
+
+class Products(Enum):
+    """How float32 numbers are multiplied; bfloat16 ones have only one way."""
+
+    FLOAT32 = "ieee"
+    """As they are."""
+    TF32 = "tf32"
+    """By tensor cores, which see 10 bits of each factor's fraction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,43 +40,64 @@ class Entries:
 class Reading:
     """What R sessions read besides their own chunks: in every layer the same entries of two owners.
 
-    arena:  entries of all sessions
-    voices: per session the entries of its voice, of the arena's dtype
-    listed: [R, M] int32, per session its entries in order: e ≥ 0 is the arena's entry e, e < 0 the voice's -1 - e
-    nums:   [R] int32, how many of M a session reads; what comes after them is padding
-    counts: the same numbers on the host
-    table:  [R, 3] int64, addresses of the voice's keys and values, and how many entries the voice has
+    arena:   entries of all sessions
+    voices:  per session the entries of its voice, of the arena's dtype; only the reference reads it
+    listed:  [R, M] int64, per session its entries in order: e ≥ 0 is the arena's entry e, e < 0 the voice's -1 - e
+    nums:    [R] int64, how many of M a session reads; what comes after them is padding
+    table:   [R, 3] int64, `voice_row` of each session's voice
+    lengths: [R] int64, how much of its chunk is real; what comes after it is padding that nobody reads
     """
 
     arena: Entries
     voices: tuple[Entries, ...]
     listed: Tensor
     nums: Tensor
-    counts: tuple[int, ...]
     table: Tensor
+    lengths: Tensor
 
     @staticmethod
-    def of(arena: Entries, voices: Sequence[Entries], lists: Sequence[Sequence[int]]) -> Reading:
-        """lists: per session its entries, as `listed`."""
-        device, counts = arena.keys.device, tuple(map(len, lists))
-        longest = max(counts)
+    def of(
+        arena: Entries, voices: Sequence[Entries], lists: Sequence[Sequence[int]], lengths: Sequence[int]
+    ) -> Reading:
+        """lists: per session its entries, as `listed`. Raises: ShapeError, as `voice_row`."""
+        device = arena.keys.device
+        longest = max(map(len, lists))
         padded = [[*own, *[0] * (longest - len(own))] for own in lists]
-        rows = [[voice.keys.data_ptr(), voice.values.data_ptr(), voice.keys.shape[1]] for voice in voices]
+
+        def numbers(values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
         return Reading(
             arena=arena,
             voices=tuple(voices),
-            listed=torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(counts), longest),
-            nums=torch.tensor(counts, dtype=torch.int32, device=device),
-            counts=counts,
-            table=torch.tensor(rows, dtype=torch.int64, device=device),
+            listed=numbers(padded).reshape(len(lists), longest),
+            nums=numbers([len(own) for own in lists]),
+            table=numbers([voice_row(arena, voice) for voice in voices]),
+            lengths=numbers(lengths),
         )
+
+
+def voice_row(arena: Entries, voice: Entries) -> tuple[int, int, int]:
+    """Where a voice's keys and values begin, in elements from the arena's first, and how many a layer has.
+
+    Raises: ShapeError if they are entries of something else.
+    """
+    ours, own = arena.keys, voice.keys
+    if (own.shape[0], own.shape[2:], own.dtype) != (ours.shape[0], ours.shape[2:], ours.dtype):
+        raise ShapeError(
+            f"a voice's entries {own.dtype} {tuple(own.shape)} do not fit the sessions' {ours.dtype} "
+            f"{tuple(ours.shape)}"
+        )
+    pairs = ((arena.keys, voice.keys), (arena.values, voice.values))
+    keys, values = ((b.data_ptr() - a.data_ptr()) // a.itemsize for a, b in pairs)
+    return keys, values, voice.keys.shape[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
     """Where the entries of R chunks of T entries go, in every layer.
 
-    places: [R T] int64, session after session; [0] if nothing of the chunks is remembered
+    places: [R T] int64, session after session, none twice; -1 for what is not remembered
     """
 
     entries: Entries
@@ -73,11 +106,3 @@ class Sink:
     @staticmethod
     def of(entries: Entries, places: Sequence[int]) -> Sink:
         return Sink(entries, torch.tensor(places, dtype=torch.int64, device=entries.keys.device))
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values: [R G, H, T, D] floating; rounded to the dtype of the entries."""
-        if not len(self.places):
-            return
-        for new, stored in ((keys, self.entries.keys[layer]), (values, self.entries.values[layer])):
-            by_entry = new.reshape(-1, stored.shape[1], *new.shape[1:]).permute(0, 3, 1, 2, 4).flatten(0, 1)
-            stored.index_copy_(0, self.places, by_entry.to(stored.dtype))

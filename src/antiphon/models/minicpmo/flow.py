@@ -1,28 +1,31 @@
-"""Codec tokens to mel frames by flow matching: the network with its official names, and the Euler solver around it.
+"""Codec tokens to mel frames by flow matching: the network with its official names, and what runs it.
 
-A voice is computed once, step by step, and shared; a session's chunks then read it beside their own past. Equally long
-chunks of several sessions are solved together. Formulas of REFERENCE 9.1 to 9.3. Not the waveform: `hift.py`. Tests:
-golden code2wav, tests/models/test_flow.py.
+A voice is computed once, step by step, and shared; a session's chunks then read it beside their own past. Chunks of
+several sessions are solved together. Formulas of REFERENCE 9.1 and 9.3. Not how a solve goes: `flow_solve.py`, nor the
+waveform: `hift.py`. Tests: golden code2wav, tests/models/test_flow.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.errors import AudioError
-from antiphon.kernels.vocoder_attention.contract import Reading, Sink
+from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.dit import DiT
-from antiphon.models.minicpmo.flow_cache import Memory, Parts, SpeechState, Tails, Voice, Writing
+from antiphon.models.minicpmo.estimator import Estimator
+from antiphon.models.minicpmo.flow_cache import Parts, SpeechState, Tails, Voice, Writing
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_config import FlowConfig
 from antiphon.models.minicpmo.flow_encoder import FlowEncoder
+from antiphon.models.minicpmo.flow_inputs import Destination, FlowRow, SolveInputs, SolveNumbers, SolveShape, filled
 from antiphon.models.minicpmo.flow_retention import PINNED_FRAMES
 from antiphon.models.minicpmo.flow_rules import flow_rules
+from antiphon.models.minicpmo.flow_solve import Solve, SolveWeights, euler_times, products_of
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import SpeechArena
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -70,18 +73,6 @@ class _Decoder(nn.Module):
         self.estimator = DiT(config.estimator, config.num_mel_bins)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FlowRow:
-    """One session's chunk in a common solve: its codec tokens, and what they are read beside.
-
-    tokens: unless the chunk is a turn's last, the final ones are only looked at and must come again
-    """
-
-    tokens: Sequence[int]
-    voice: Voice
-    speech: SpeechState
-
-
 class MelSynthesizer:
     """Runs the flow, its weights loaded, with a fixed number of Euler steps and a fixed noise.
 
@@ -89,7 +80,7 @@ class MelSynthesizer:
     same slice, as in the reference.
     """
 
-    def __init__(self, flow: Flow, noise: Tensor, arena: SpeechArena, generation: Generation) -> None:
+    def __init__(self, flow: Flow, noise: Tensor, arena: SpeechArena, generation: Generation, compute: Compute) -> None:
         """noise: [M, N] float32, on the flow's device; N frames for prompt, retained frames and chunk together.
 
         arena: of this flow's sizes, on its device; what sessions say goes there.
@@ -99,10 +90,23 @@ class MelSynthesizer:
         self.noise = noise
         self.arena = arena
         self.rules = flow_rules(generation, arena.retention)
-        self.num_steps = num_steps = arena.shape.num_steps
-        times = [1 - math.cos(math.pi / 2 * step / num_steps) for step in range(num_steps + 1)]
-        self.widths = [after - before for before, after in zip(times, times[1:], strict=False)]
-        self.modulations = flow.decoder.estimator.modulations(torch.tensor(times[:-1], device=noise.device))
+        self.num_steps = arena.shape.num_steps
+        times = euler_times(self.num_steps)
+        self.weights = SolveWeights(
+            embedding=flow.input_embedding,
+            encoder=flow.encoder,
+            encoder_proj=flow.encoder_proj,
+            estimator=Estimator(flow.decoder.estimator, compute),
+            modulations=SolveWeights.modulations_of(flow.decoder.estimator, self.num_steps, noise.device),
+            widths=[after - before for before, after in zip(times, times[1:], strict=False)],
+            guidance=flow.config.cfg_rate,
+            products=products_of(compute),
+            noise=noise.T.contiguous(),
+        )
+
+    @property
+    def lookahead_tokens(self) -> int:
+        return self.flow.config.encoder.lookahead_tokens
 
     def build_voice(self, prompt: VoicePrompt) -> Voice:
         """Condition the flow on a prompt at once. Raises: as `check_prompt`."""
@@ -112,37 +116,87 @@ class MelSynthesizer:
             build.advance()
         return build.voice
 
-    def speak(self, rows: Sequence[FlowRow], *, is_last: bool) -> list[tuple[Tensor, SpeechState]]:
+    def speak(self, rows: Sequence[FlowRow]) -> list[tuple[Tensor, SpeechState]]:
         """The next mel frames of a turn, for each of several sessions.
 
-        rows: with equally many tokens
-        Returns: per row mel [1, T, M] floating, two frames per rendered token, and the state after them, which holds
+        rows: with chunks of any lengths; the shorter ones cost as much as the longest
+        Returns: per row mel [1, T, M] float32, two frames per rendered token, and the state after them, which holds
         places of the arena; after a turn's last chunk it is the state before, for nothing of that is remembered.
         """
-        no_condition = self.flow.encoder_proj.weight.new_zeros(1, 1, self.flow.config.num_mel_bins)
-        num_tokens = len(rows[0].tokens) - self.flow.config.encoder.lookahead_tokens
-        writings = [] if is_last else [self.arena.take(num_tokens) for _ in rows]
+        writings: list[Writing | None] = []
         try:
-            solve = Solve(self, rows, no_condition, self._sinks(writings), is_last=is_last)
-            mel = solve.run()
-            for index, writing in enumerate(writings):
-                writing.tails.copy_(solve.tails.of(index))
+            for row in rows:
+                num_rendered = row.num_rendered(self.lookahead_tokens)
+                writings.append(None if row.is_last else self.arena.take(num_rendered))
+            inputs = self.inputs(rows, writings, Destination(self.arena.entries, self.arena.tails), self._unknown())
+            solve = Solve(self.weights, self.arena, inputs)
+            mel = solve.run(nullcontext())
+            self.keep_ends(solve.ends, writings, self.arena.tails)
         except BaseException:
             for writing in writings:
-                self.arena.give_back(writing)
+                if writing is not None:
+                    self.arena.give_back(writing)
             raise
-        states = [row.speech for row in rows]
-        for index, (row, writing) in enumerate(zip(rows, writings, strict=False)):
-            states[index] = row.speech.followed_by(writing, row.voice, self.arena.retention, self.rules.kept_tokens)
-            self.arena.forget_unread(writing, states[index])
-        return [*zip(mel.chunk(len(rows)), states, strict=True)]
+        return [
+            (mel[index : index + 1, : self.arena.shape.frames_of(row.num_rendered(self.lookahead_tokens))], state)
+            for index, (row, state) in enumerate(zip(rows, map(self._after, rows, writings), strict=True))
+        ]
 
-    def _sinks(self, writings: Sequence[Writing]) -> Parts[Sink]:
-        """The places of all rows, one row after the other."""
-        places: Parts[list[int]] = Parts([], [], [])
-        for writing in writings:
-            places.zip(writing.places, lambda all_rows, own: all_rows.extend(own))
-        return self.arena.entries.zip(places, Sink.of)
+    def inputs(
+        self,
+        rows: Sequence[FlowRow],
+        writings: Sequence[Writing | None],
+        destination: Destination,
+        condition: Tensor,
+    ) -> SolveInputs:
+        """Of a solve of these rows. condition: as in `SolveInputs`."""
+        longest = max(row.num_rendered(self.lookahead_tokens) for row in rows)
+        assert min(row.num_rendered(self.lookahead_tokens) for row in rows) > 0, "no frame comes of a chunk; hold it"
+        lists = [row.speech.reads.map(len) for row in rows]
+        shape = SolveShape(
+            num_rows=len(rows),
+            num_tokens=longest,
+            lookahead_tokens=self.lookahead_tokens,
+            frames_per_token=self.flow.config.encoder.frames_per_token,
+            max_listed=Parts(*(max(numbers) for numbers in zip(*(own.all for own in lists), strict=True))),
+        )
+        for row in rows:
+            end = row.speech.num_past_frames + self.arena.shape.frames_of(row.num_rendered(self.lookahead_tokens))
+            assert end <= self.noise.shape[1], f"noise of {self.noise.shape[1]} frames, wanted up to {end}"
+        host = filled(shape, rows, writings, self.arena, destination)
+        tails = [row.speech.tails for row in rows]
+        return SolveInputs(
+            shape=shape,
+            numbers=SolveNumbers.cut(upload(host.flat, self.noise.device), shape),
+            speakers=torch.cat([row.voice.speaker for row in rows]),
+            lookahead=torch.cat([own.lookahead for own in tails]),
+            upsampling=torch.cat([own.upsampling for own in tails]),
+            condition=condition,
+            positions=self.flow.encoder.positions(shape.max_listed.tokens, shape.max_listed.frames, shape.num_tokens),
+            destination=destination,
+            voices=tuple(row.voice for row in rows),
+            befores=tuple(own.convs[0] for own in tails),
+        )
+
+    def keep_ends(self, ends: tuple[Tensor, Tensor], writings: Sequence[Writing | None], tails: Tails) -> None:
+        """Store the encoder's tails of what is remembered. ends: as of a `Solve`. tails: where the writings go."""
+        kept = [(row, one.tail_place) for row, one in enumerate(writings) if one is not None]
+        if kept:
+            rows, places = upload(torch.tensor(kept).T.contiguous(), self.noise.device)
+            for end, stored in zip(ends, (tails.lookahead, tails.upsampling), strict=True):
+                stored.index_copy_(0, places, end[rows])
+
+    def _after(self, row: FlowRow, writing: Writing | None) -> SpeechState:
+        """A row's state after its chunk was written, or its state before if nothing was."""
+        if writing is None:
+            return row.speech
+        after = row.speech.followed_by(writing, row.voice, self.arena.retention, self.rules.kept_tokens)
+        self.arena.forget_unread(writing, after)
+        return after
+
+    def _unknown(self) -> Tensor:
+        """The condition of frames that nobody has heard."""
+        return self.noise.new_zeros(1, 1, self.flow.config.num_mel_bins)
 
     def nobody(self, speaker: Tensor) -> Voice:
         """A voice of no frames, to start from. speaker: [1, S] floating, the raw embedding."""
@@ -185,107 +239,6 @@ class MelSynthesizer:
             )
 
 
-class Solve:
-    """One chunk of each of B sessions on its way through the flow, piece by piece: the encoder, then each Euler step.
-
-    mel:   [B, T, M] floating, once it is done
-    tails: of the sessions, in order, once it is done
-    """
-
-    def __init__(
-        self,
-        synthesizer: MelSynthesizer,
-        rows: Sequence[FlowRow],
-        condition: Tensor,
-        sinks: Parts[Sink],
-        *,
-        is_last: bool,
-    ) -> None:
-        """condition: [B, T, M] floating, the known mel of these frames; [1, 1, M] zeros where nothing is known."""
-        lookahead = synthesizer.flow.config.encoder.lookahead_tokens
-        nums_tokens = {len(row.tokens) for row in rows}
-        assert len(nums_tokens) == 1, f"chunks of {sorted(nums_tokens)} tokens cannot share a solve"
-        assert min(nums_tokens) > (0 if is_last else lookahead), f"{nums_tokens} tokens give no frame; hold them"
-        self._synthesizer = synthesizer
-        self._rows = rows
-        self._condition = condition
-        self._is_last = is_last
-        self._memories = sinks.zip(self._readings(), lambda sink, reading: Memory(reading, sink))
-        self._num_done = 0
-        self._features = torch.empty(0)
-        before = Tails.joined([row.speech.tails for row in rows])
-        self._conv_tails = before.convs.permute(1, 2, 3, 0, 4, 5, 6).flatten(3, 4)  # [S, L, 2, 2 B, C, 2]
-        self._new_conv_tails: list[Tensor] = []
-        self._encoder_tails = before.lookahead, before.upsampling
-        self.mel = torch.empty(0)
-
-    @property
-    def is_done(self) -> bool:
-        return self._num_done > self._synthesizer.num_steps
-
-    def run(self) -> Tensor:
-        """All of it."""
-        while not self.is_done:
-            self.advance()
-        return self.mel
-
-    def advance(self) -> None:
-        """The next piece."""
-        if self._num_done:
-            self._step(self._num_done - 1)
-        else:
-            self._encode()
-        self._num_done += 1
-
-    @property
-    def tails(self) -> Tails:
-        per_session = torch.stack([torch.stack(step.chunk(len(self._rows), dim=2)) for step in self._new_conv_tails])
-        return Tails(*self._encoder_tails, per_session.transpose(0, 1))
-
-    def _readings(self) -> Parts[Reading]:
-        rows, entries = self._rows, self._synthesizer.arena.entries
-        voices = [row.voice.entries for row in rows]
-        reads = [row.speech.reads for row in rows]
-        return Parts(
-            Reading.of(entries.tokens, [one.tokens for one in voices], [one.tokens for one in reads]),
-            Reading.of(entries.frames, [one.frames for one in voices], [one.frames for one in reads]),
-            Reading.of(entries.steps, [one.steps for one in voices], [one.steps for one in reads]),
-        )
-
-    def _encode(self) -> None:
-        """Mel conditions of the tokens, and the noise to start from."""
-        flow, noise, memories = self._synthesizer.flow, self._synthesizer.noise, self._memories
-        ids = torch.tensor([row.tokens for row in self._rows], device=noise.device)
-        hidden, self._encoder_tails = flow.encoder(
-            flow.input_embedding(ids), self._encoder_tails, memories.tokens, memories.frames, is_last=self._is_last
-        )
-        mu = flow.encoder_proj(hidden)
-        speaker = torch.cat([row.voice.speaker for row in self._rows])[:, None]
-        features = torch.cat([part.expand_as(mu) for part in (mu, speaker, self._condition)], dim=-1)
-        # Per session the conditional row, then the unconditional one, which knows nothing.
-        self._features = torch.stack((features, torch.zeros_like(features)), dim=1).flatten(0, 1)
-        self.mel = torch.stack([self._start(row, num_frames=mu.shape[1]) for row in self._rows])
-
-    def _start(self, row: FlowRow, *, num_frames: int) -> Tensor:
-        """[T, M] float32, the noise that a row's chunk starts from."""
-        noise, start = self._synthesizer.noise, row.speech.num_past_frames
-        end = start + num_frames
-        assert end <= noise.shape[1], f"noise of {noise.shape[1]} frames, wanted {start} to {end}"
-        return noise.T[start:end]
-
-    def _step(self, step: int) -> None:
-        """One Euler step, guided by the difference of the two rows of each session."""
-        synthesizer, x = self._synthesizer, self.mel
-        stacked = torch.cat((x.to(self._features.dtype).repeat_interleave(2, dim=0), self._features), dim=-1)
-        velocity, tails = synthesizer.flow.decoder.estimator(
-            stacked, synthesizer.modulations[step], self._memories.steps, step, self._conv_tails[step]
-        )
-        self._new_conv_tails.append(tails)
-        conditional, unconditional = velocity.to(x.dtype)[0::2], velocity.to(x.dtype)[1::2]
-        rate = synthesizer.flow.config.cfg_rate
-        self.mel = x + synthesizer.widths[step] * ((1 + rate) * conditional - rate * unconditional)
-
-
 class VoiceBuild:
     """A voice on its way, piece by piece, so that nobody has to wait for all of it. Its mel is of no use."""
 
@@ -297,10 +250,15 @@ class VoiceBuild:
         num_tokens, num_frames = len(prompt.tokens), len(prompt.mel)
         numbers = Parts(num_tokens, num_frames, num_frames)
         entries = arena.shape.entries.zip(numbers, lambda one, number: one.new(number, arena.dtype, weight.device))
-        sinks = entries.zip(numbers, lambda own, number: Sink.of(own, range(number)))
-        row = FlowRow((*prompt.tokens, *synthesizer.ahead_of(prompt)), nobody, SpeechState.at_turn_start(nobody))
-        self._solve = Solve(synthesizer, [row], prompt.mel.to(weight)[None], sinks, is_last=False)
-        self._voice = Voice(nobody.speaker, entries, nobody.tails)
+        start = SpeechState.at_turn_start(nobody)
+        row = FlowRow((*prompt.tokens, *synthesizer.ahead_of(prompt)), nobody, start, is_last=False)
+        tails = arena.shape.tails(1, weight.device)
+        everything = Writing(numbers.map(lambda number: tuple(range(number))), 0, tails)
+        inputs = synthesizer.inputs([row], [everything], Destination(entries, tails), prompt.mel.to(weight)[None])
+        self._synthesizer = synthesizer
+        self._everything = everything
+        self._solve = Solve(synthesizer.weights, arena, inputs)
+        self._voice = Voice(nobody.speaker, entries, tails)
 
     @property
     def is_done(self) -> bool:
@@ -319,4 +277,4 @@ class VoiceBuild:
     def advance(self) -> None:
         self._solve.advance()
         if self.is_done:
-            self._voice.tails.copy_(self._solve.tails)
+            self._synthesizer.keep_ends(self._solve.ends, [self._everything], self._voice.tails)

@@ -7,14 +7,15 @@ Euler steps. Not what stays: `flow_membership.py`. Tests: tests/models/test_flow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from antiphon.kernels.vocoder_attention.contract import Entries, Reading, Sink
+from antiphon.kernels.frame_norm.contract import TAIL_FRAMES
+from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading, Sink
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
 from antiphon.models.minicpmo.flow_config import FlowConfig
 from antiphon.models.minicpmo.flow_membership import (
@@ -32,7 +33,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 V = TypeVar("V")
 
-_CONV_KERNEL_TAIL = 2
 _GUIDANCE_ROWS = 2
 _CONVS = 2
 
@@ -102,16 +102,9 @@ class FlowShape:
             return torch.zeros(number, *shape, device=device)
 
         return Tails(
-            zeros(encoder.hidden_size, _CONV_KERNEL_TAIL),
-            zeros(encoder.hidden_size, _CONV_KERNEL_TAIL * encoder.frames_per_token),
-            zeros(
-                self.num_steps,
-                estimator.num_layers,
-                _CONVS,
-                _GUIDANCE_ROWS,
-                estimator.hidden_size,
-                _CONV_KERNEL_TAIL,
-            ),
+            zeros(encoder.hidden_size, TAIL_FRAMES),
+            zeros(encoder.hidden_size, TAIL_FRAMES * encoder.frames_per_token),
+            zeros(self.num_steps * estimator.num_layers * _CONVS, _GUIDANCE_ROWS, TAIL_FRAMES, estimator.hidden_size),
         )
 
     @property
@@ -132,15 +125,22 @@ class FlowShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """What the layers of one sort read of B sessions' pasts, and where the entries of their chunks go."""
+    """What the layers of one sort read of B sessions' pasts, and where the entries of their chunks go.
+
+    products: how they attend
+    """
 
     reading: Reading
     sink: Sink
+    products: Products
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, scale: float) -> Tensor:
-        """q, k, v: [B G, H, L, D] floating, of the chunks; bias as in `vocoder_attention` -> as q."""
-        self.sink.write(layer, k, v)
-        return vocoder_attention(q, k, v, self.reading, layer, bias=bias, scale=scale)
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, by_distance: Tensor | None, scale: float
+    ) -> Tensor:
+        """q, k, v: [B G, L, H, D] floating, of the chunks; all as in `vocoder_attention` -> as q."""
+        return vocoder_attention(
+            q, k, v, self.reading, layer, by_distance=by_distance, scale=scale, products=self.products
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +149,8 @@ class Tails:
 
     lookahead:  [B, C, 2] float32; last outputs of the encoder's lookahead convolution
     upsampling: [B, C, 4] float32; last inputs of its convolution after the upsampling
-    convs:      [B, S, L, 2, 2, C, 2] float32; last inputs per Euler step, layer, causal convolution and guidance row
+    convs:      [B, S L 2, 2, 2, C] float32; last inputs per convolution of the estimator (two in each layer of each
+                Euler step) and guidance row, frame by frame
     """
 
     lookahead: Tensor
@@ -160,19 +161,6 @@ class Tails:
         """A view of one session's."""
         own = slice(index, index + 1)
         return Tails(self.lookahead[own], self.upsampling[own], self.convs[own])
-
-    @staticmethod
-    def joined(tails: Sequence[Tails]) -> Tails:
-        return Tails(
-            torch.cat([own.lookahead for own in tails]),
-            torch.cat([own.upsampling for own in tails]),
-            torch.cat([own.convs for own in tails]),
-        )
-
-    def copy_(self, other: Tails) -> None:
-        self.lookahead.copy_(other.lookahead)
-        self.upsampling.copy_(other.upsampling)
-        self.convs.copy_(other.convs)
 
     @property
     def num_bytes(self) -> int:
@@ -207,7 +195,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Writing:
-    """Where a chunk of one session goes. tails: a view of its place for them."""
+    """Where a chunk of one session goes. tails: a view of its place for them, which is `tail_place`."""
 
     places: Parts[Listed]
     tail_place: int

@@ -1,26 +1,39 @@
 """The flow's encoder: codec tokens to hidden states per mel frame, chunk by chunk, by a conformer without convolutions.
 
 Streaming with a lookahead of a few tokens; earlier chunks are read through caches that the caller holds. Chunks of
-several sessions are one batch if they are equally long; each attends to its own past, of any length. Official names
+several sessions are one batch, filled up to the longest; each attends to its own past, of any length. Official names
 (REFERENCE 2.7); formulas of REFERENCE 9.2. Not the mel itself: `dit.py`. Test: golden code2wav (`mu`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from antiphon.kernels.entry_store.op import store
 from antiphon.models.minicpmo.flow_cache import Memory
 from antiphon.models.minicpmo.flow_config import EncoderConfig
 
 _LAYER_EPS = 1e-12
 _EMBED_EPS = 1e-5
 _LOOKAHEAD_SLOPE = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Positions:
+    """Sinusoids of all distances that chunks can have to what is read, as each layer sees them.
+
+    tokens, frames: per layer [H, W, D] float32, of the token-rate and the frame-rate layers; column c of W is the
+    distance M + L - 1 - c, with at most M entries read and chunks of L
+    """
+
+    tokens: tuple[Tensor, ...]
+    frames: tuple[Tensor, ...]
 
 
 class FlowEncoder(nn.Module):
@@ -35,62 +48,63 @@ class FlowEncoder(nn.Module):
         self.up_encoders = nn.ModuleList(_Layer(config) for _ in range(config.num_frame_layers))
         self.after_norm = nn.LayerNorm(config.hidden_size, eps=_EMBED_EPS)
 
-    def forward(
-        self, x: Tensor, tails: tuple[Tensor, Tensor], tokens: Memory, frames: Memory, *, is_last: bool
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Encode one chunk of each of B sessions.
+    def positions(self, max_tokens: int, max_frames: int, num_tokens: int) -> Positions:
+        """Of chunks so long. max_tokens, max_frames: that the layers of either rate read besides."""
+        num_frames = num_tokens * self.config.frames_per_token
+        channels, device = self.config.hidden_size, self.after_norm.weight.device
+        of_tokens = _sinusoids(max_tokens, num_tokens, channels, device)
+        of_frames = _sinusoids(max_frames, num_frames, channels, device)
+        return Positions(
+            tuple(layer.self_attn.positions(of_tokens) for layer in _layers(self.encoders)),
+            tuple(layer.self_attn.positions(of_frames) for layer in _layers(self.up_encoders)),
+        )
 
-        x:     [B, L + lookahead, C] floating, embedded tokens; [B, L, C] if `is_last` (zeros stand for the rest)
-        tails: [B, C, 2] and [B, C, 4] floating, of the lookahead and of the upsampling, from the chunk before
-        tokens, frames: what the layers read, old before new, and where their new entries go
-        Returns: hidden states [B, 2 L, C] and the tails of these chunks.
+    def forward(
+        self,
+        x: Tensor,
+        nums_tokens: Tensor,
+        tails: tuple[Tensor, Tensor],
+        memories: tuple[Memory, Memory],
+        positions: Positions,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Encode one chunk of each of B sessions, the longest of L tokens.
+
+        x:           [B, L + lookahead, C] floating, embedded tokens
+        nums_tokens: [B] int64, how many of them are real; zeros stand for the others, at a turn's end and as padding
+        tails:       [B, C, 2] and [B, C, 4] floating, of the lookahead and of the upsampling, from the chunk before
+        memories:    of tokens and of frames: what the layers read, old before new, and where their new entries go
+        positions:   for as many entries as the memories list
+        Returns: hidden states [B, 2 L, C], and the tails where each chunk ends (`Reading.lengths`).
         """
         lookahead_tail, upsampling_tail = tails
-        x = self.embed(x)
-        if is_last:
-            x = F.pad(x, (0, 0, 0, self.config.lookahead_tokens))
-        x, lookahead_tail = self.pre_lookahead_layer(x, lookahead_tail)
-        x = _run(self.encoders, x, tokens)
-        x, upsampling_tail = self.up_layer(x, upsampling_tail)
-        x = _run(self.up_encoders, self.up_embed(x), frames)
+        of_tokens, of_frames = memories
+        is_real = torch.arange(x.shape[1], device=x.device) < nums_tokens[:, None]
+        x = torch.where(is_real[..., None], self.embed(x), 0.0)
+        x, lookahead_tail = self.pre_lookahead_layer(x, lookahead_tail, of_tokens.reading.lengths)
+        for index, layer in enumerate(self.encoders):
+            x = layer(x, positions.tokens[index], of_tokens, index)
+        x, upsampling_tail = self.up_layer(x, upsampling_tail, of_frames.reading.lengths)
+        x = self.up_embed(x)
+        for index, layer in enumerate(self.up_encoders):
+            x = layer(x, positions.frames[index], of_frames, index)
         return self.after_norm(x), (lookahead_tail, upsampling_tail)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Positions:
-    """Distances of the queries of B chunks of L entries to the entries before them and in them; T of the longest.
-
-    table: [T + L - 1, C] floating; sinusoids of the distances T-1, T-2, ..., 1-L
-    rows:  [B, L, T] int64; rows[b, i, j] = place in `table` of the distance from query i to key j of session b
-    """
-
-    table: Tensor
-    rows: Tensor
+def _layers(modules: nn.ModuleList) -> Iterator[_Layer]:
+    for layer in modules:
+        assert isinstance(layer, _Layer), f"{type(layer).__name__} is no layer"
+        yield layer
 
 
-def _positions(num_queries: int, nums_keys: Sequence[int], like: Tensor) -> _Positions:
+def _sinusoids(max_past: int, num_queries: int, channels: int, device: torch.device) -> Tensor:
     """REFERENCE 9.2: pe(r)[2k] = sin(r · 10000^(-2k/C)), pe(r)[2k+1] = cos. Distances are not bounded by a table.
 
-    nums_keys: per session, those of its chunk included; the distance from query i to key j of T is T - L + i - j.
+    Returns: [max_past + 2 num_queries - 1, C] float32, the largest distance first.
     """
-    channels, device, longest = like.shape[-1], like.device, max(nums_keys)
-    distances = torch.arange(longest - 1, -num_queries, -1, device=device, dtype=torch.float32)
+    distances = torch.arange(max_past + num_queries - 1, -num_queries, -1, device=device, dtype=torch.float32)
     even = torch.arange(0, channels, 2, device=device, dtype=torch.float32)
     angles = distances[:, None] * torch.exp(even * (-math.log(10000.0) / channels))
-    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).to(like.dtype)
-    queries, keys = torch.arange(num_queries, device=device), torch.arange(longest, device=device)
-    shorter = longest - torch.tensor(nums_keys, device=device)
-    rows = shorter[:, None, None] + num_queries - 1 - queries[:, None] + keys
-    # Beyond a session's own keys nothing is read; any place will do.
-    return _Positions(table, rows.clamp(max=len(table) - 1))
-
-
-def _run(layers: nn.ModuleList, x: Tensor, memory: Memory) -> Tensor:
-    """x: [B, L, C] floating -> the same through all layers."""
-    positions = _positions(x.shape[1], [count + x.shape[1] for count in memory.reading.counts], x)
-    for index, layer in enumerate(layers):
-        x = layer(x, positions, memory, index)
-    return x
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 
 
 class _Layer(nn.Module):
@@ -101,7 +115,8 @@ class _Layer(nn.Module):
         self.norm_mha = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
         self.norm_ff = nn.LayerNorm(config.hidden_size, eps=_LAYER_EPS)
 
-    def forward(self, x: Tensor, positions: _Positions, memory: Memory, layer: int) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
+        """x: [B, L, C] floating -> the same. positions: of this layer."""
         x = x + self.self_attn(self.norm_mha(x), positions, memory, layer)
         return x + self.feed_forward(self.norm_ff(x))
 
@@ -120,21 +135,25 @@ class _RelativeAttention(nn.Module):
         self.linear_out = nn.Linear(size, size)
         self.linear_pos = nn.Linear(size, size, bias=False)
 
-    def forward(self, x: Tensor, positions: _Positions, memory: Memory, layer: int) -> Tensor:
-        """x: [B, L, C] floating -> the same."""
-        q, k, v = (self._heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
-        scale = q.shape[-1] ** -0.5
-        distances = self._heads(self.linear_pos(positions.table))  # [H, T + L - 1, D]
-        by_distance = (q + self.pos_bias_v[:, None]) @ distances.mT
-        rows = positions.rows[:, None].expand(-1, q.shape[1], -1, -1)
-        bias = by_distance.gather(-1, rows) * scale
-        out = memory.attend(layer, q + self.pos_bias_u[:, None], k, v, bias=bias, scale=scale)
-        projected: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
+    def positions(self, table: Tensor) -> Tensor:
+        """table: [W, C] floating -> [H, W, D]."""
+        return self._heads(self.linear_pos(table)).transpose(0, 1).contiguous()
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
+        """x: [B, L, C] floating -> the same. positions: of this layer."""
+        qkv = torch.stack([self._heads(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v)], dim=2)
+        store(qkv, layer, memory.sink)
+        q, k, v = qkv.unbind(2)
+        by_head = (q + self.pos_bias_v).permute(2, 0, 1, 3)  # [H, B, L, D]
+        by_distance = (by_head.flatten(1, 2) @ positions.mT).view(*by_head.shape[:3], -1)
+        q = q + self.pos_bias_u
+        out = memory.attend(layer, q, k, v, by_distance=by_distance, scale=q.shape[-1] ** -0.5)
+        projected: Tensor = self.linear_out(out.flatten(2))
         return projected
 
     def _heads(self, x: Tensor) -> Tensor:
-        """x: [..., T, C] -> [..., H, T, D]."""
-        return x.reshape(*x.shape[:-1], *self.pos_bias_u.shape).transpose(-3, -2)
+        """x: [..., C] -> [..., H, D]."""
+        return x.reshape(*x.shape[:-1], *self.pos_bias_u.shape)
 
 
 class _FeedForward(nn.Module):
@@ -170,12 +189,12 @@ class _Lookahead(nn.Module):
         self.conv1 = nn.Conv1d(size, size, config.lookahead_tokens + 1)
         self.conv2 = nn.Conv1d(size, size, 3)
 
-    def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, L + lookahead, C], tail: [B, C, 2] floating -> [B, L, C] and the new tail."""
+    def forward(self, x: Tensor, tail: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, L + lookahead, C], tail: [B, C, 2] floating -> [B, L, C] and the tail where each chunk ends."""
         ahead = F.leaky_relu(self.conv1(x.mT), _LOOKAHEAD_SLOPE)
         context = torch.cat((tail, ahead), dim=-1)
         mixed: Tensor = self.conv2(context)
-        return x[:, : ahead.shape[-1]] + mixed.mT, _end_of(context, tail)
+        return x[:, : ahead.shape[-1]] + mixed.mT, _end_of(context, tail, lengths)
 
 
 class _Upsampling(nn.Module):
@@ -186,13 +205,17 @@ class _Upsampling(nn.Module):
         self.frames_per_token = config.frames_per_token
         self.conv = nn.Conv1d(config.hidden_size, config.hidden_size, 2 * config.frames_per_token + 1)
 
-    def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, L, C], tail: [B, C, 4] floating -> [B, 2 L, C] and the new tail."""
+    def forward(self, x: Tensor, tail: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, L, C], tail: [B, C, 4] floating -> [B, 2 L, C] and the tail where each chunk ends."""
         context = torch.cat((tail, x.mT.repeat_interleave(self.frames_per_token, dim=-1)), dim=-1)
         out: Tensor = self.conv(context)
-        return out.mT, _end_of(context, tail)
+        return out.mT, _end_of(context, tail, lengths)
 
 
-def _end_of(context: Tensor, tail: Tensor) -> Tensor:
-    """The last frames of `context`, as many as `tail` has."""
-    return context[..., -tail.shape[-1] :]
+def _end_of(context: Tensor, tail: Tensor, lengths: Tensor) -> Tensor:
+    """The last steps of each chunk and of the tail before it, as many as the tail has.
+
+    context: [B, C, K + L], tail: [B, C, K] floating, lengths: [B] int64, of the chunks -> [B, C, K]
+    """
+    steps = lengths[:, None] + torch.arange(tail.shape[-1], device=tail.device)
+    return context.gather(-1, steps[:, None].expand_as(tail))

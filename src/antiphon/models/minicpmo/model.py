@@ -30,6 +30,7 @@ from antiphon.models.minicpmo.config import (
     vision_config,
 )
 from antiphon.models.minicpmo.flow import Flow, MelSynthesizer
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_config import FlowConfig, read_flow_yaml
 from antiphon.models.minicpmo.hift import Hift
 from antiphon.models.minicpmo.hift_config import Generation, HiftConfig, hift_config
@@ -75,9 +76,9 @@ class Model:
     flow: Flow
     hift: Hift | CausalHift
 
-    def synthesizer(self, noise: Tensor, arena: SpeechArena) -> MelSynthesizer:
-        """What runs the flow as the checkpoint's generation does; noise, arena: as in `MelSynthesizer`."""
-        return MelSynthesizer(self.flow, noise, arena, self.config.hift.generation)
+    def synthesizer(self, noise: Tensor, arena: SpeechArena, compute: Compute = Compute.FLOAT32) -> MelSynthesizer:
+        """What runs the flow as the checkpoint's generation does; arguments as of `MelSynthesizer`."""
+        return MelSynthesizer(self.flow, noise, arena, self.config.hift.generation, compute)
 
     def vocoder(self) -> SpeechVocoder:
         """What runs the vocoder of the checkpoint's generation."""

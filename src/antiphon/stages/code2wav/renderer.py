@@ -17,8 +17,9 @@ from torch import Tensor
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.codec_buffer import CodecBuffer, Window
 from antiphon.errors import AntiphonError, InputError, ResourceExhausted, as_ours
-from antiphon.models.minicpmo.flow import SILENCE_TOKEN, FlowRow, MelSynthesizer
+from antiphon.models.minicpmo.flow import SILENCE_TOKEN, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
+from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.vocoder import SourceNoise, SpeechVocoder, TurnState, VocoderRow
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.units import OUTPUT_SAMPLES_PER_UNIT
@@ -150,7 +151,8 @@ class Renderer:
 
     def _render_next(self, works: Sequence[_Work]) -> None:
         """The next window of each."""
-        for group in self._alike(works, lambda work: (len(work.windows[0].tokens), work.windows[0].is_last)):
+        lookahead = self._synthesizer.lookahead_tokens
+        for group in self._alike(works, lambda work: (work.flow_row.num_rendered(lookahead),)):
             _fenced(self._synthesize, group)
         sung = [work for work in works if work.error is None]
         for group in self._alike(sung, lambda work: (work.vocoder_row.num_frames,)):
@@ -168,8 +170,7 @@ class Renderer:
                 start += size
 
     def _synthesize(self, works: Sequence[_Work]) -> None:
-        rows = [FlowRow(work.windows[0].tokens, work.row.state.voice, work.speech) for work in works]
-        results = self._synthesizer.speak(rows, is_last=works[0].windows[0].is_last)
+        results = self._synthesizer.speak([work.flow_row for work in works])
         for work, (mel, speech) in zip(works, results, strict=True):
             work.mel, work.speech = mel.mT, speech
             work.passed.append(speech)
@@ -220,6 +221,11 @@ class _Work:
     def num_kept_windows(self) -> int:
         """Of those, how many the flow remembers: all but a turn's last."""
         return sum(not window.is_last for window in self.windows)
+
+    @property
+    def flow_row(self) -> FlowRow:
+        window = self.windows[0]
+        return FlowRow(window.tokens, self.row.state.voice, self.speech, is_last=window.is_last)
 
     @property
     def vocoder_row(self) -> VocoderRow:
