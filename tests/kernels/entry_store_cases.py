@@ -10,7 +10,7 @@ from torch import Tensor
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.vocoder_attention.contract import Entries, Sink
 from kernels.formulas import EPS
-from kernels.interpreted import Runner
+from kernels.runners import Runner
 
 NUM_LAYERS = 2
 LAYER = 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from antiphon.kernels.frame_norm.contract import ConvTails, Update, tail_source
 from kernels.formulas import EPS
-from kernels.interpreted import Runner
+from kernels.runners import Runner
 
 NUM_CONVS = 3
 INDEX = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
 
 import pytest
@@ -13,15 +12,9 @@ from antiphon.errors import ShapeError
 from antiphon.kernels.entry_store.op import norm_and_store, store
 from antiphon.kernels.vocoder_attention.contract import Entries, Sink
 from kernels.entry_store_cases import CASES, LAYER, NUM_LAYERS, Case, interpreted, run_kernel
-from kernels.interpreted import Runner, interpreting, runners
+from kernels.runners import Runner, runners
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Executor]:
-    with interpreting() as process:
-        yield process
 
 
 def ran(asked: Case, *, is_normed: bool) -> tuple[Tensor, Tensor, Tensor]:

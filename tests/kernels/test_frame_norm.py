@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
 
 import pytest
@@ -13,13 +12,7 @@ from antiphon.errors import ShapeError
 from antiphon.kernels.frame_norm.contract import Update
 from antiphon.kernels.frame_norm.op import mish_windows, modulated, modulated_windows
 from kernels.frame_norm_cases import AFFINE_EPS, CASES, INDEX, MODULATED_EPS, Case, Form, interpreted, run_kernel
-from kernels.interpreted import Runner, interpreting, runners
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Executor]:
-    with interpreting() as process:
-        yield process
+from kernels.runners import Runner, runners
 
 
 def ran(asked: Case, form: Form) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
 
 import pytest
@@ -12,16 +11,10 @@ from torch import Tensor
 from antiphon.errors import ShapeError
 from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
-from kernels.interpreted import Runner, interpreting, runners
+from kernels.runners import Runner, runners
 from kernels.vocoder_attention_cases import CASES, NUM_LAYERS, NUM_PLACES, RNG, Case, entries, interpreted, run_kernel
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Executor]:
-    with interpreting() as process:
-        yield process
 
 
 def attend(asked: Case, layer: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading
 from kernels.formulas import EPS
-from kernels.interpreted import Runner
+from kernels.runners import Runner
 
 NUM_LAYERS = 3
 NUM_PLACES = 90
