@@ -1,0 +1,110 @@
+"""A function of tensors in fixed places as a CUDA graph: its launches are recorded once and replayed by one call.
+
+What changes from call to call has to be in tensors that the function reads. Which functions: `flow_graphs.py`,
+`vocoder_graphs.py`. Shown on a GPU by tests/test_cuda_vocoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch.cuda import _POOL_HANDLE
+
+from antiphon.models.minicpmo.flow_compute import Compute
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class NumRuns:
+    """How much of the work is recorded: replays, and runs launch by launch of what fits no recording."""
+
+    num_replayed: int = 0
+    num_launched: int = 0
+
+    def one_more(self, *, is_replayed: bool) -> NumRuns:
+        return NumRuns(self.num_replayed + is_replayed, self.num_launched + (not is_replayed))
+
+    def __add__(self, other: NumRuns) -> NumRuns:
+        return NumRuns(self.num_replayed + other.num_replayed, self.num_launched + other.num_launched)
+
+
+class Recorder(Protocol):
+    """Makes what can be run again and again of what is run once."""
+
+    def record(self, run: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        """run: waits for nothing, and reads what differs from call to call from tensors in fixed places.
+
+        What is returned does the same. Its result is the same tensors every time, which others recorded here overwrite.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRecorder:
+    """Of graphs of which only one runs at a time: they share memory, and the stream that they are recorded on.
+
+    cuBLAS has one workspace per stream of capture, so nobody else may record on it.
+    """
+
+    pool: _POOL_HANDLE
+    stream: torch.cuda.Stream
+
+    @staticmethod
+    def on(device: torch.device) -> GraphRecorder:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own lack
+        return GraphRecorder(torch.cuda.graph_pool_handle(), stream)
+
+    def record(self, run: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        # Once as it is, so that everything is compiled and chosen.
+        run()
+        torch.cuda.synchronize(self.stream.device)
+        graph = torch.cuda.CUDAGraph()
+        # Threads of other stages may be at work.
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            result = run()
+
+        def replay() -> ResultT:
+            graph.replay()
+            return result
+
+        return replay
+
+
+@contextmanager
+def tensor_core_products(compute: Compute) -> Iterator[None]:
+    """Matrix products of float32 go to tensor cores, if `compute` says so.
+
+    The switch is the whole process's: only for recording, before other stages compute.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or compute is Compute.TF32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def tensor_core_convolutions(compute: Compute) -> Iterator[None]:
+    """The same of convolutions, also for bfloat16, of which there are none."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = compute is not Compute.FLOAT32
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Of those that cuDNN has for a shape, which takes trying all of them. As `tensor_core_products`."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
