@@ -88,12 +88,12 @@ def hift() -> Hift:
     return folded
 
 
-def vocoder(generation: Generation, device: torch.device = CPU) -> SpeechVocoder:
+def vocoder(generation: Generation, device: torch.device = CPU, compute: Compute = Compute.FLOAT32) -> SpeechVocoder:
     match generation:
         case Generation.V1_0_5:
-            return Vocoder(hift().to(device))
+            return Vocoder(hift().to(device), compute)
         case Generation.V1_0_7:
-            return CausalVocoder(causal_hift().to(device))
+            return CausalVocoder(causal_hift().to(device), compute)
 
 
 def unfolded_hift() -> Hift:

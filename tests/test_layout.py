@@ -28,7 +28,12 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "kernels": ("errors",),
     "models": ("core.chat", "core.duplex", "errors", "kernels", "units"),
     "stages": ("core", "errors", "kernels", "models", "units"),
-    "config": ("core", "errors", "models.minicpmo.flow_membership", "models.minicpmo.prompt"),
+    "config": (
+        *("core", "errors"),
+        "models.minicpmo.flow_compute",
+        "models.minicpmo.flow_membership",
+        "models.minicpmo.prompt",
+    ),
     "runner": ("config", "errors"),
     "inspection": ("config", *STAGES_AND_BELOW),
     "happenings": STAGES_AND_BELOW,
@@ -47,6 +52,7 @@ LAYOUT: dict[str, tuple[str, ...]] = {
     "loading": ("config", "engine", "live", "voices", *STAGES_AND_BELOW),
     "server": (
         *("aio", "config", "core", "counts", "errors", "happenings", "loading", "units", "voices"),
+        "models.minicpmo.flow_compute",
         "models.minicpmo.flow_membership",
         "models.minicpmo.prompt",
     ),

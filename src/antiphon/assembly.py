@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from antiphon.config import ChatConfig, EngineConfig, Placement, SessionConfig, StageConfig, check_window
+from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.core.messages import CodecChunk, GoOn, Handoff, HeardUnit, Retain, Spoken
 from antiphon.core.sampling import Draws
+from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
-from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
+from antiphon.models.minicpmo.flow import LONGEST_CHUNK_TOKENS, NUM_FLOW_STEPS
 from antiphon.models.minicpmo.flow_cache import FlowShape
 from antiphon.models.minicpmo.model import Model, Section
 from antiphon.models.minicpmo.source import ModelSource
@@ -149,9 +151,17 @@ class Code2WavBuilder:
         arena = SpeechArena(
             FlowShape(model.config.flow, NUM_FLOW_STEPS), config.retention, size, DTYPES[config.dtype], device
         )
-        synthesizer = model.synthesizer(self.noise.to(device), arena)
+        synthesizer = model.synthesizer(self.noise.to(device), arena, config.compute)
         voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
-        stage = Code2WavStage(Renderer(synthesizer, model.vocoder(), grid), voices, device)
+        renderer = Renderer(synthesizer, model.vocoder(config.compute), grid)
+        if self.config.cuda_graphs and device.type == "cuda":
+            if doubt := config.chunk_tokens.doubt(CHUNK_TOKENS, LONGEST_CHUNK_TOKENS):
+                logger.warning("code2wav: %s", doubt)
+            with torch.inference_mode():
+                recorder = GraphRecorder.on(device)
+                for num_left in renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder):
+                    logger.info("code2wav: %d runs left to record", num_left)
+        stage = Code2WavStage(renderer, voices, device)
         return StageLoop(stage, Interruption.VOIDS_WORK)
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-from antiphon.core.batch_grid import BatchGrid
+from antiphon.core.batch_grid import BatchGrid, LengthGrid
 from antiphon.core.chat import AnswerConfig
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import CHAT_CODEC, CHAT_TEXT, CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, PromptText, wrap
 
@@ -74,15 +75,19 @@ def everywhere(device: str, placement: Placement = Placement.THREAD) -> StagesCo
 class Code2WavConfig:
     """What the vocoder's flow remembers, and how many sessions it serves at once.
 
-    retention: of a turn's speech. dtype: of what is remembered; the networks are float32 all the same.
+    retention: of a turn's speech. dtype: of what is remembered. compute: of the flow's estimator, and on a GPU of the
+    vocoder's filter; everything else is float32.
     voice_s: length of the voices that the memory is made for; turns with longer ones take more of it.
     grid: numbers of sessions in one solve on a GPU; on a CPU each is solved alone.
+    chunk_tokens: rendered codec tokens of the chunks that solves are recorded for on a GPU.
     """
 
     retention: Retention = Retention.REFERENCE
     dtype: Dtype = Dtype.FLOAT32
     voice_s: float = 15.0
     grid: BatchGrid = field(default_factory=lambda: BatchGrid((1, 2, 4, 8)))
+    compute: Compute = Compute.FLOAT32
+    chunk_tokens: LengthGrid = field(default_factory=lambda: LengthGrid((10, 25, 28)))
 
     def __post_init__(self) -> None:
         if not 0 < self.voice_s < math.inf:

@@ -5,11 +5,10 @@ Interpreted, replaying is calling again: what a recording reads is what it was t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
 
 import pytest
 import torch
@@ -24,9 +23,8 @@ from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.flow_inputs import FlowRow
+from fakes.rerun import Rerun
 from kernels.places import run_by_name
-
-ResultT = TypeVar("ResultT")
 
 EXACT = Products.FLOAT32
 
@@ -41,13 +39,6 @@ CHUNKS = (((6, False), (5, False)), ((4, False), (3, True)))
 
 NUMS_ROWS, NUMS_TOKENS = (1, 2), (3,)
 """Of what is recorded."""
-
-
-class Rerun:
-    """Records nothing, and runs all of it again. The result is the same tensors every time, as a graph's is."""
-
-    def record(self, run: Callable[[], ResultT]) -> Callable[[], ResultT]:
-        return run
 
 
 def turns(synthesizer: MelSynthesizer, voices: Sequence[Voice]) -> list[Tensor]:

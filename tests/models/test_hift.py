@@ -11,6 +11,7 @@ from torch import Tensor
 
 import build_voice
 from antiphon.errors import CheckpointError
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.hift import (
     HOP_SAMPLES,
     N_FFT,
@@ -35,6 +36,7 @@ from antiphon.models.minicpmo.vocoder import (
 )
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
 from build_voice import BINS, CPU, HIFT, unfolded_hift
+from fakes.rerun import Rerun
 
 TOLERANCE = 1e-4
 """Of samples up to 1. A shared run rounds the pitch differently. The ninth harmonic of 120 Hz turns by 2 400 radians in
@@ -189,6 +191,24 @@ def test_a_sessions_noise_is_its_own_and_never_comes_again() -> None:
 def test_noise_can_be_drawn_again_when_a_chunk_failed() -> None:
     _, noise = SeededNoise(1, CPU).draw(5, 9)
     assert torch.equal(noise.draw(5, 9)[0], noise.draw(5, 9)[0])
+
+
+def test_a_recorded_run_gives_the_samples_that_a_launched_one_gives(hift: Hift) -> None:
+    """Also where one session begins its turn and another goes on, and for what was not recorded."""
+    launched, recorded = Vocoder(hift), Vocoder(hift)
+    assert [*recorded.capture((1, 2), 10, Rerun())] == [3, 2, 1, 0]
+    mels = [random(1, BINS, num, seed=num) for num in (10, 10, 18, 10, 12)]
+    told = []
+    for vocoder in (launched, recorded):
+        first, second = (vocoder.at_turn_start(SeededNoise(seed, CPU)) for seed in (1, 2))
+        begun, first = piece(vocoder, mels[0], first)
+        rows = [VocoderRow(mels[1], first, is_last=False), VocoderRow(mels[2], second, is_last=False)]
+        (went_on, first), (began, _) = vocoder.speak(rows)
+        later, first = piece(vocoder, mels[3], first)
+        ended, _ = piece(vocoder, mels[4], first, is_last=True)
+        told.append(torch.cat([begun, went_on, began, later, ended], dim=-1))
+    assert torch.equal(*told)
+    assert (launched.num_runs, recorded.num_runs) == (NumRuns(0, 4), NumRuns(3, 1))
 
 
 def test_sessions_share_a_run_and_hear_nothing_of_each_other(hift: Hift) -> None:

@@ -21,6 +21,7 @@ from antiphon.core.events import (
 from antiphon.core.messages import Fault, Surveyed
 from antiphon.core.prompts import PromptCounts
 from antiphon.counts import EngineCounts
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.stages.code2wav.state import Code2WavCounts
 from antiphon.stages.code2wav.voices import VoiceCounts
 from antiphon.stages.talker.state import TalkerCounts
@@ -84,7 +85,7 @@ def counts(num_calls: int) -> EngineCounts:
         num_hits=7, num_misses=3, num_evictions=1, num_failures=1, num_voices=1, num_building=1, num_bytes=66
     )
     talker = TalkerCounts(num_waiting=1, num_rooms=2)
-    code2wav = Code2WavCounts(num_due=4, num_waiting=2, num_speaking=3, voices=voices)
+    code2wav = Code2WavCounts(num_due=4, num_waiting=2, num_speaking=3, voices=voices, num_runs=NumRuns(8, 2))
     return EngineCounts(
         Surveyed(1, num_calls, ((Fault.GAP, 2),), thinker),
         Surveyed(1, num_calls, (), talker),

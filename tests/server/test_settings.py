@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from antiphon.config import Code2WavConfig, Dtype, EngineConfig, Placement, StageConfig, WindowMode, everywhere
-from antiphon.core.batch_grid import BatchGrid
+from antiphon.core.batch_grid import BatchGrid, LengthGrid
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow
 from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.server.for_engine import engine_config, session_config
 from antiphon.server.settings import Resolved, from_environment, from_file, from_flags, options, resolve
@@ -157,13 +158,17 @@ def test_an_engine_gets_what_the_operator_said() -> None:
         code2wav_dtype="bfloat16",
         code2wav_voice_s="7.5",
         code2wav_grid="1, 3",
+        code2wav_compute="tf32",
+        code2wav_chunk_tokens="5, 25",
     ).settings
     config = engine_config(settings)
     stages = config.stages
     assert stages.thinker == StageConfig("cuda:0", Placement.THREAD)
     assert stages.talker == StageConfig("cuda:1", Placement.PROCESS)
     assert stages.code2wav == StageConfig("cuda:2", Placement.HERE)
-    code2wav = Code2WavConfig(Retention.VOICE_FIRST, Dtype.BFLOAT16, 7.5, BatchGrid((1, 3)))
+    code2wav = Code2WavConfig(
+        Retention.VOICE_FIRST, Dtype.BFLOAT16, 7.5, BatchGrid((1, 3)), Compute.TF32, LengthGrid((5, 25))
+    )
     assert config == EngineConfig(stages, Dtype.BFLOAT16, 4, 100, 0.5, True, 1, 2, code2wav)
 
 

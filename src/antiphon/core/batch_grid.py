@@ -1,4 +1,4 @@
-"""The sizes that a batch may have, so that what is prepared per size is little. Pure arithmetic.
+"""The sizes that a batch and its rows may have, so that what is prepared per size is little. Pure arithmetic.
 
 Shown by tests/core/test_batch_grid.py.
 """
@@ -43,3 +43,25 @@ class BatchGrid:
         return (
             f"batch sizes {self.sizes} let {max_sessions} sessions share nothing: they are served one after the other"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGrid:
+    """Lengths that rows are filled up to. sizes: ascending, from above 0. Raises: ConfigError if they are not."""
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted({*self.sizes}):
+            raise ConfigError(
+                f"lengths must ascend from above 0, so that every row is filled up to the nearest; got {self.sizes}; "
+                "give for example 10, 25, 28"
+            )
+
+    def doubt(self, usual: int, longest: int) -> str:
+        """Why the grid saves nothing for rows of a usual length, or has more than is needed; "" if neither is so."""
+        if self.sizes[-1] < usual:
+            return f"lengths {self.sizes} hold no row of {usual}: what is usual is not prepared"
+        enough = min((size for size in self.sizes if size >= longest), default=longest)
+        useless = [size for size in self.sizes if size > enough]
+        return f"no row is longer than {longest}: lengths {useless} are prepared for nothing" if useless else ""

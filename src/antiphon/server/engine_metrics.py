@@ -69,6 +69,11 @@ def _voice(counts: EngineCounts) -> Iterable[Metric]:
     yield _gauge("antiphon_chunks_waiting", "Codec chunks that wait for the vocoder.", code2wav.num_due)
     yield _gauge("antiphon_chunks_without_seat", "Those of them whose turn waits for room.", code2wav.num_waiting)
     yield _gauge("antiphon_seats_taken", "Turns that hold room in the vocoder.", code2wav.num_speaking)
+    runs = code2wav.num_runs
+    yield _counter(
+        "antiphon_vocoder_replays", "Runs of flow and vocoder that were recorded at start.", runs.num_replayed
+    )
+    yield _counter("antiphon_vocoder_launches", "Those that fitted no recording.", runs.num_launched)
     voices = code2wav.voices
     yield _counter("antiphon_voice_cache_hits", "Voices that were there already, or on their way.", voices.num_hits)
     yield _counter("antiphon_voice_cache_misses", "Voices that were not.", voices.num_misses)

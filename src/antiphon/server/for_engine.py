@@ -24,6 +24,8 @@ def engine_config(settings: ServerSettings) -> EngineConfig:
             dtype=settings.code2wav_dtype,
             voice_s=settings.code2wav_voice_s,
             grid=settings.code2wav_grid,
+            compute=settings.code2wav_compute,
+            chunk_tokens=settings.code2wav_chunk_tokens,
         ),
         max_speaking_chats=settings.max_speaking_chats,
     )

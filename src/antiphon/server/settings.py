@@ -8,11 +8,11 @@ Shown by tests/server/test_settings.py.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import yaml
 from annotated_types import Ge, Gt, Le
@@ -30,9 +30,10 @@ from antiphon.config import (
     Placement,
     WindowMode,
 )
-from antiphon.core.batch_grid import BatchGrid
+from antiphon.core.batch_grid import BatchGrid, LengthGrid
 from antiphon.core.window import SlideMode
 from antiphon.errors import ConfigError
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_membership import Retention
 
 ENVIRONMENT_PREFIX = "ANTIPHON_"
@@ -61,20 +62,27 @@ def _split_by_commas(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _grid(text: str) -> BatchGrid:
-    parts = _split_by_commas(text)
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise PydanticCustomError("grid", "give whole numbers, by commas")
-    try:
-        return BatchGrid(tuple(map(int, parts)))
-    except ConfigError as error:
-        raise PydanticCustomError("grid", "{why}", {"why": str(error)}) from error
+GridT = TypeVar("GridT", BatchGrid, LengthGrid)
+
+
+def _grid_of(kind: Callable[[tuple[int, ...]], GridT]) -> Callable[[str], GridT]:
+    def read(text: str) -> GridT:
+        parts = _split_by_commas(text)
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            raise PydanticCustomError("grid", "give whole numbers, by commas")
+        try:
+            return kind(tuple(map(int, parts)))
+        except ConfigError as error:
+            raise PydanticCustomError("grid", "{why}", {"why": str(error)}) from error
+
+    return read
 
 
 OptionalFile = Annotated[Path | None, BeforeValidator(_none_if_empty)]
 """Empty text is no file, so that a source can take back what one below it says."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_by_commas)]
-Grid = Annotated[BatchGrid, BeforeValidator(_grid)]
+Grid = Annotated[BatchGrid, BeforeValidator(_grid_of(BatchGrid))]
+Lengths = Annotated[LengthGrid, BeforeValidator(_grid_of(LengthGrid))]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 Count = Annotated[int, Ge(1)]
 Size = Annotated[int, Ge(0)]
@@ -116,11 +124,19 @@ class ServerSettings(BaseModel):
     code2wav_retention: Retention = Field(
         _CODE2WAV.retention, description="What is remembered of an answer beside the voice: docs/code2wav.md."
     )
-    code2wav_dtype: Dtype = Field(_CODE2WAV.dtype, description="Of what is remembered; flow and vocoder are float32.")
+    code2wav_dtype: Dtype = Field(_CODE2WAV.dtype, description="Of what flow and vocoder remember.")
+    code2wav_compute: Compute = Field(
+        _CODE2WAV.compute,
+        description="Of the flow's estimator, and of the vocoder's filter on a GPU: docs/code2wav.md.",
+    )
     code2wav_voice_s: Seconds = Field(
         _CODE2WAV.voice_s, description="Voices that there is memory for; answers with longer ones take more of it."
     )
     code2wav_grid: Grid = Field(_CODE2WAV.grid, description="Numbers of calls in one solve on a GPU, by commas.")
+    code2wav_chunk_tokens: Lengths = Field(
+        _CODE2WAV.chunk_tokens,
+        description="Codec tokens of chunks that solves are recorded for on a GPU, by commas.",
+    )
 
     window: WindowMode = Field(WindowMode.BASIC, description="How old units leave a call that does not say it.")
     window_max_tokens: Count = Field(TRAINED_CONTEXT_TOKENS, description="off: the call ends here.")
@@ -284,7 +300,7 @@ def as_text(value: object) -> str:
             return str(value.value)
         case bool():
             return str(value).lower()
-        case BatchGrid():
+        case BatchGrid() | LengthGrid():
             return as_text(value.sizes)
         case tuple():
             return ",".join(map(str, value))
@@ -314,7 +330,7 @@ def allowed(option: str) -> str:
         str: "text",
         tuple[str, ...]: "texts",
     }
-    names[BatchGrid] = "whole numbers that ascend from 1"
+    names |= {BatchGrid: "whole numbers that ascend from 1", LengthGrid: "whole numbers that ascend"}
     return " ".join([names.get(kind, "file"), *bounds])
 
 

@@ -1,7 +1,7 @@
 """A function of tensors in fixed places as a CUDA graph: its launches are recorded once and replayed by one call.
 
 What changes from call to call has to be in tensors that the function reads. Which functions: `flow_graphs.py`,
-`vocoder_graphs.py`. Shown on a GPU by tests/test_cuda_vocoder.py.
+`vocoder.py`, `causal_vocoder.py`. Shown on a GPU by tests/test_cuda_vocoder.py.
 """
 
 from __future__ import annotations

@@ -8,19 +8,22 @@ one table of 300 s for everybody and in every turn. Test: tests/models/test_caus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.models.minicpmo.captured import NumRuns, Recorder, fastest_convolutions, tensor_core_convolutions
 from antiphon.models.minicpmo.causal_hift import (
     FILTER_LOOKAHEAD_FRAMES,
     PITCH_LOOKAHEAD_FRAMES,
     CausalHift,
     history_frames,
 )
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.vocoder import SourceNoise, TurnState, VocoderRow
 from antiphon.units import SAMPLES_PER_MEL_FRAME
 
@@ -59,25 +62,93 @@ class CausalState:
         return max(0, self.mel_tail.shape[-1] - DELAY_FRAMES)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CausalInputs:
+    """What a run of the network on pieces of B sessions reads; F frames can be rendered, S have a source already.
+
+    mel:         [B, M, F + 3] float32, zeros behind the end of turns
+    source_tail: [B, 480 S] float32
+    phase:       [B, harmonics] float64
+    noise:       [B, 480 (F - S), harmonics] float32
+    """
+
+    mel: Tensor
+    source_tail: Tensor
+    phase: Tensor
+    noise: Tensor
+
+
+Excited = tuple[Tensor, Tensor, Tensor]
+"""Samples and source, [B, 480 F] float32, and the phase after them, [B, harmonics] float64."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
+    inputs: CausalInputs
+    replay: Callable[[], Excited]
+
+
 class CausalVocoder:
     """Runs the HiFT of 1.0.7 chunk by chunk. Holds no session's state."""
 
-    def __init__(self, hift: CausalHift) -> None:
+    def __init__(self, hift: CausalHift, compute: Compute = Compute.FLOAT32) -> None:
+        """compute: decides in which numbers a recorded run convolves; the pitch is float64 always."""
         self.hift = hift
+        self.num_runs = NumRuns()
+        self._compute = compute
         self._like = hift.m_source.l_linear.weight
         # The pitch reaches back two frames per convolution but the first; the tail of the mel serves it as well.
         pitch_history = 2 * (hift.config.num_pitch_convs - 1)
         self.num_history_frames = max(history_frames(hift.config), pitch_history - FILTER_LOOKAHEAD_FRAMES)
+        self._recorded: dict[tuple[int, int, int], _Recorded] = {}
 
     def at_turn_start(self, noise: SourceNoise) -> CausalState:
         config, new = self.hift.config, self._like.new_zeros
         phase = new(1, config.num_harmonics, dtype=torch.float64)
         return CausalState(new(1, config.num_mel_bins, 0), new(1, 0), phase, noise)
 
+    def capture(self, nums_rows: Sequence[int], num_new_frames: int, recorder: Recorder) -> Iterator[int]:
+        """Record runs of so many sessions with so many new frames, at a turn's start and when the tails are full."""
+        full = self.num_history_frames + DELAY_FRAMES, self.num_history_frames + FILTER_LOOKAHEAD_FRAMES
+        kinds = [
+            (num_rows, num_mel + num_new_frames - PITCH_LOOKAHEAD_FRAMES, num_source)
+            for num_rows in sorted(nums_rows, reverse=True)
+            for num_mel, num_source in (full, (0, 0))
+        ]
+        for index, kind in enumerate(kinds):
+            self._recorded[kind] = self._record(*kind, recorder)
+            yield len(kinds) - index - 1
+
+    def _record(self, num_rows: int, num_frames: int, num_old_frames: int, recorder: Recorder) -> _Recorded:
+        config, new = self.hift.config, self._like.new_zeros
+        inputs = CausalInputs(
+            mel=new(num_rows, config.num_mel_bins, num_frames + PITCH_LOOKAHEAD_FRAMES),
+            source_tail=new(num_rows, num_old_frames * SAMPLES_PER_MEL_FRAME),
+            phase=new(num_rows, config.num_harmonics, dtype=torch.float64),
+            noise=new(num_rows, (num_frames - num_old_frames) * SAMPLES_PER_MEL_FRAME, config.num_harmonics),
+        )
+
+        def run() -> Excited:
+            return self._run(inputs, tensor_core_convolutions(self._compute))
+
+        with fastest_convolutions():
+            return _Recorded(inputs, recorder.record(run))
+
     def speak(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, CausalState]]:
         """As in `SpeechVocoder`; chunks of any length, also of none."""
-        num_frames = rows[0].num_frames
         states = [_own(row.state) for row in rows]
+        spoken: dict[int, tuple[Tensor, CausalState]] = {}
+        for num_samples in {state.source_tail.shape[-1] for state in states}:
+            alike = [index for index, state in enumerate(states) if state.source_tail.shape[-1] == num_samples]
+            ended = self._speak_alike([rows[index] for index in alike], [states[index] for index in alike])
+            spoken.update(zip(alike, ended, strict=True))
+        return [spoken[index] for index in range(len(rows))]
+
+    def _speak_alike(
+        self, rows: Sequence[VocoderRow], states: Sequence[CausalState]
+    ) -> list[tuple[Tensor, CausalState]]:
+        """Of rows with equally many frames whose source is known."""
+        num_frames = rows[0].num_frames
         mels = [
             torch.cat((state.mel_tail, row.mel.to(self._like.dtype)), dim=-1)
             for state, row in zip(states, rows, strict=True)
@@ -85,25 +156,42 @@ class CausalVocoder:
         if num_frames == 0:
             silence = self._like.new_zeros(1, 0)
             return [(silence, replace(state, mel_tail=mel)) for state, mel in zip(states, mels, strict=True)]
-        ahead = num_frames + PITCH_LOOKAHEAD_FRAMES
-        pitch_hz = self.hift.pitch_hz(torch.cat([F.pad(mel, (0, ahead - mel.shape[-1])) for mel in mels]))
-        excited = [self._excited(*own) for own in zip(states, mels, pitch_hz.chunk(len(rows)), strict=True)]
-        speech = self.hift.filter(
-            torch.cat([mel[..., :num_frames] for mel in mels]), torch.cat([after.source_tail for after in excited])
+        num_old_frames = states[0].source_tail.shape[-1] // SAMPLES_PER_MEL_FRAME
+        num_samples = (num_frames - num_old_frames) * SAMPLES_PER_MEL_FRAME
+        draws = [state.noise.draw_uniform(num_samples, self.hift.config.num_harmonics) for state in states]
+        parts = (
+            [F.pad(mel, (0, num_frames + PITCH_LOOKAHEAD_FRAMES - mel.shape[-1])) for mel in mels],
+            [state.source_tail for state in states],
+            [state.phase for state in states],
+            [values for values, _ in draws],
         )
-        spoken = zip(rows, states, excited, speech.chunk(len(rows)), strict=True)
-        return [self._cut(*own) for own in spoken]
+        recorded = self._recorded.get((len(rows), num_frames, num_old_frames))
+        if recorded is None:
+            mel, source_tail, phase, drawn = map(torch.cat, parts)
+            speech, source, phase = self._run(CausalInputs(mel, source_tail, phase, drawn), nullcontext())
+        else:
+            inputs = recorded.inputs
+            for part, there in zip(parts, (inputs.mel, inputs.source_tail, inputs.phase, inputs.noise), strict=True):
+                torch.cat(part, out=there)
+            # The next replay overwrites them.
+            speech, source, phase = (one.clone() for one in recorded.replay())
+        self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
+        ended = []
+        for index, (row, state, mel, (_, noise)) in enumerate(zip(rows, states, mels, draws, strict=True)):
+            own = slice(index, index + 1)
+            excited = CausalState(mel, source[own], phase[own].clone(), noise)
+            ended.append(self._cut(row, state, excited, speech[own]))
+        return ended
 
-    def _excited(self, state: CausalState, mel: Tensor, pitch_hz: Tensor) -> CausalState:
-        """The state with all of `mel` and with the source of the frames whose pitch is new.
-
-        mel: [1, M, T] float32; pitch_hz: [1, F] float32, both from the start of the tails
-        """
-        new_pitch = pitch_hz[:, state.source_tail.shape[-1] // SAMPLES_PER_MEL_FRAME :]
-        num_samples = new_pitch.shape[1] * SAMPLES_PER_MEL_FRAME
-        drawn, noise = state.noise.draw_uniform(num_samples, self.hift.config.num_harmonics)
-        source, phase = self.hift.source(new_pitch, state.phase, drawn)
-        return CausalState(mel, torch.cat((state.source_tail, source), dim=-1), phase, noise)
+    def _run(self, inputs: CausalInputs, while_filtering: AbstractContextManager[None]) -> Excited:
+        """while_filtering: is entered around all that no phase is summed up from."""
+        num_old_frames = inputs.source_tail.shape[-1] // SAMPLES_PER_MEL_FRAME
+        pitch_hz = self.hift.pitch_hz(inputs.mel)
+        source, phase = self.hift.source(pitch_hz[:, num_old_frames:], inputs.phase, inputs.noise)
+        source = torch.cat((inputs.source_tail, source), dim=-1)
+        with while_filtering:
+            speech = self.hift.filter(inputs.mel[..., : pitch_hz.shape[1]], source)
+        return speech, source, phase
 
     def _cut(
         self, row: VocoderRow, before: CausalState, excited: CausalState, speech: Tensor

@@ -31,6 +31,7 @@ from antiphon.models.minicpmo.flow_solve import Solve, SolveWeights, euler_times
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import SpeechArena
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.units import MEL_FRAMES_PER_CODEC_TOKEN
 
 SILENCE_TOKEN = 4218
 """Stands for what is not said yet after a voice's prompt, and before a turn (REFERENCE 9.1, 9.7)."""
@@ -41,8 +42,11 @@ NUM_FLOW_STEPS = 10
 NOISE_FRAMES = 30_000
 """Length of the noise that all chunks start from (REFERENCE 9.3)."""
 
-LONGEST_CHUNK_FRAMES = 56
-"""What a chunk may need of the noise beside the prompt and the retained frames: two frames for each of 28 tokens."""
+LONGEST_CHUNK_TOKENS = 28
+"""What a chunk renders at most: all that a turn's last one is given."""
+
+LONGEST_CHUNK_FRAMES = LONGEST_CHUNK_TOKENS * MEL_FRAMES_PER_CODEC_TOKEN
+"""What a chunk may need of the noise beside the prompt and the retained frames."""
 
 
 def draw_noise(num_mel_bins: int, seed: int, device: torch.device) -> Tensor:

@@ -80,13 +80,13 @@ class Model:
         """What runs the flow as the checkpoint's generation does; arguments as of `MelSynthesizer`."""
         return MelSynthesizer(self.flow, noise, arena, self.config.hift.generation, compute)
 
-    def vocoder(self) -> SpeechVocoder:
-        """What runs the vocoder of the checkpoint's generation."""
+    def vocoder(self, compute: Compute = Compute.FLOAT32) -> SpeechVocoder:
+        """What runs the vocoder of the checkpoint's generation; compute: as in `Vocoder`."""
         match self.hift:
             case Hift():
-                return Vocoder(self.hift)
+                return Vocoder(self.hift, compute)
             case CausalHift():
-                return CausalVocoder(self.hift)
+                return CausalVocoder(self.hift, compute)
             case never:
                 assert_never(never)
 

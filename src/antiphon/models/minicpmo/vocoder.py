@@ -8,7 +8,8 @@ code2wav, tests/models/test_hift.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.sampling.draws import generator_seed, uniforms
+from antiphon.kernels.transfer import upload
+from antiphon.models.minicpmo.captured import NumRuns, Recorder, fastest_convolutions, tensor_core_convolutions
+from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.hift import Hift
 from antiphon.units import SAMPLES_PER_MEL_FRAME
 
@@ -99,7 +103,13 @@ class VocoderRow:
 class SpeechVocoder(Protocol):
     """What code2wav needs of a vocoder. It holds no session's state."""
 
+    @property
+    def num_runs(self) -> NumRuns: ...
+
     def at_turn_start(self, noise: SourceNoise) -> TurnState: ...
+
+    def capture(self, nums_rows: Sequence[int], num_new_frames: int, recorder: Recorder) -> Iterator[int]:
+        """Record runs of so many sessions whose chunks have so many frames; yields after each how many are left."""
 
     def speak(self, rows: Sequence[VocoderRow]) -> Sequence[tuple[Tensor, TurnState]]:
         """The next samples of a turn, for each of several sessions.
@@ -128,17 +138,84 @@ class VocoderState:
         """The frames of the chunk before come again."""
         return self.mel_tail.shape[-1] + num_new_frames
 
+    @property
+    def goes_on(self) -> bool:
+        """There is a chunk before."""
+        return self.mel_tail.shape[-1] > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceInputs:
+    """What a run of the network on pieces of B sessions reads.
+
+    mel:         [B, M, T] float32, the old frames and the new ones
+    noise:       [B, 480 T, harmonics] float32
+    source_tail: [B, 3840] float32, and speech_tail: of the chunks before; anything at the start of turns
+    goes_on:     [B, 1] bool, whether there is a chunk before
+    """
+
+    mel: Tensor
+    noise: Tensor
+    source_tail: Tensor
+    speech_tail: Tensor
+    goes_on: Tensor
+
+
+Rendered = tuple[Tensor, Tensor]
+"""Samples [B, 480 T] float32 that go on from the chunk before, and their source of the same shape."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
+    inputs: PieceInputs
+    replay: Callable[[], Rendered]
+
 
 class Vocoder:
     """Runs the HiFT of 1.0.5 chunk by chunk. Holds no session's state."""
 
-    def __init__(self, hift: Hift) -> None:
+    def __init__(self, hift: Hift, compute: Compute = Compute.FLOAT32) -> None:
+        """compute: decides in which numbers a recorded run convolves; pitch and source are float32 always."""
         self.hift = hift
+        self.num_runs = NumRuns()
+        self._compute = compute
         self._like = hift.f0_predictor.classifier.weight
+        self._fade = _fade(self._like.device)
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     def at_turn_start(self, noise: SourceNoise) -> VocoderState:
         new = self._like.new_zeros
         return VocoderState(new(1, self.hift.config.num_mel_bins, 0), new(1, 0), new(1, 0), noise)
+
+    def capture(self, nums_rows: Sequence[int], num_new_frames: int, recorder: Recorder) -> Iterator[int]:
+        """Record runs of so many sessions with so many new frames, at a turn's start and later.
+
+        Yields after each how many are left.
+        """
+        kinds = [
+            (num_rows, num_old + num_new_frames)
+            for num_rows in sorted(nums_rows, reverse=True)
+            for num_old in (OVERLAP_FRAMES, 0)
+        ]
+        for index, (num_rows, num_frames) in enumerate(kinds):
+            self._recorded[num_rows, num_frames] = self._record(num_rows, num_frames, recorder)
+            yield len(kinds) - index - 1
+
+    def _record(self, num_rows: int, num_frames: int, recorder: Recorder) -> _Recorded:
+        new = self._like.new_zeros
+        inputs = PieceInputs(
+            mel=new(num_rows, self.hift.config.num_mel_bins, num_frames),
+            noise=new(num_rows, num_frames * SAMPLES_PER_MEL_FRAME, self.hift.config.num_harmonics),
+            source_tail=new(num_rows, OVERLAP_SAMPLES),
+            speech_tail=new(num_rows, OVERLAP_SAMPLES),
+            goes_on=new(num_rows, 1, dtype=torch.bool),
+        )
+
+        def run() -> Rendered:
+            return self._run(inputs, tensor_core_convolutions(self._compute))
+
+        with fastest_convolutions():
+            return _Recorded(inputs, recorder.record(run))
 
     def speak(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, VocoderState]]:
         """The next samples of a turn, for each of several sessions.
@@ -146,36 +223,57 @@ class Vocoder:
         rows: with equally many frames
         Returns: per row [1, n] float32 within ±1.08, n as in `spliced`, and the state after them.
         """
-        num_samples = rows[0].num_frames * SAMPLES_PER_MEL_FRAME
+        num_frames = rows[0].num_frames
         states = [_own(row.state) for row in rows]
         pieces = [
             torch.cat((state.mel_tail, row.mel.to(self._like.dtype)), dim=-1)
             for state, row in zip(states, rows, strict=True)
         ]
-        draws = [state.noise.draw(num_samples, self.hift.config.num_harmonics) for state in states]
-        mel, drawn = torch.cat(pieces), torch.cat([values for values, _ in draws])
-        new_source = self.hift.source(self.hift.pitch_hz(mel), drawn)
-        source = torch.cat(
-            [_continued(state.source_tail, own) for state, own in zip(states, new_source.chunk(len(rows)), strict=True)]
-        )
-        speech = self.hift.filter(mel, source)
+        num_samples, num_harmonics = num_frames * SAMPLES_PER_MEL_FRAME, self.hift.config.num_harmonics
+        draws = [state.noise.draw(num_samples, num_harmonics) for state in states]
+        goes_on = upload(torch.tensor([[state.goes_on] for state in states]), self._like.device)
+        tails = [_filled(state.source_tail) for state in states], [_filled(state.speech_tail) for state in states]
+        parts = pieces, [values for values, _ in draws], *tails
+        recorded = self._recorded.get((len(rows), num_frames))
+        if recorded is None:
+            mel, drawn, source_tail, speech_tail = map(torch.cat, parts)
+            inputs = PieceInputs(mel, drawn, source_tail, speech_tail, goes_on)
+            speech, source = self._run(inputs, nullcontext())
+        else:
+            inputs = recorded.inputs
+            places = inputs.mel, inputs.noise, inputs.source_tail, inputs.speech_tail
+            for part, place in zip(parts, places, strict=True):
+                torch.cat(part, out=place)
+            inputs.goes_on.copy_(goes_on)
+            speech, source = recorded.replay()
+        self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
         ended: list[tuple[Tensor, VocoderState]] = []
-        for index, (row, state, (_, noise)) in enumerate(zip(rows, states, draws, strict=True)):
+        for index, (row, state, piece, (_, noise)) in enumerate(zip(rows, states, pieces, draws, strict=True)):
             own = slice(index, index + 1)
-            samples, speech_tail = spliced(speech[own], state.speech_tail, is_last=row.is_last)
-            tails = mel[own, :, -OVERLAP_FRAMES:].clone(), source[own, -OVERLAP_SAMPLES:].clone()
-            ended.append((samples, VocoderState(*tails, speech_tail, noise)))
+            samples, speech_tail = cut(speech[own], is_first=not state.goes_on, is_last=row.is_last)
+            kept = piece[..., -OVERLAP_FRAMES:].clone(), source[own, -OVERLAP_SAMPLES:].clone()
+            ended.append((samples, VocoderState(*kept, speech_tail, noise)))
         return ended
+
+    def _run(self, inputs: PieceInputs, while_filtering: AbstractContextManager[None]) -> Rendered:
+        """while_filtering: is entered around all that no phase is summed up from."""
+        new_source = self.hift.source(self.hift.pitch_hz(inputs.mel), inputs.noise)
+        heard = inputs.source_tail[:, : new_source.shape[1]]
+        head = torch.where(inputs.goes_on, heard, new_source[:, :OVERLAP_SAMPLES])
+        source = torch.cat((head, new_source[:, OVERLAP_SAMPLES:]), dim=-1)
+        with while_filtering:
+            speech = self.hift.filter(inputs.mel, source)
+        return overlapped(speech, inputs.speech_tail, inputs.goes_on, self._fade), source
+
+
+def _filled(tail: Tensor) -> Tensor:
+    """A state's tail of 3840 samples; zeros for one of none."""
+    return tail if tail.shape[-1] else tail.new_zeros(1, OVERLAP_SAMPLES)
 
 
 def _own(state: TurnState) -> VocoderState:
     assert isinstance(state, VocoderState), f"{type(state).__name__} is of another vocoder"
     return state
-
-
-def _continued(tail: Tensor, source: Tensor) -> Tensor:
-    """The source that was heard already, then the new one. tail: [1, 3840 or 0], source: [1, n] float32 -> [1, n]."""
-    return torch.cat((tail, source[:, tail.shape[-1] :]), dim=-1)
 
 
 def spliced(speech: Tensor, tail: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor]:
@@ -186,14 +284,29 @@ def spliced(speech: Tensor, tail: Tensor, *, is_last: bool) -> tuple[Tensor, Ten
             instead, unless this is all of the turn
     Returns: what can be given out, and the end that cannot ([B, 3840]; the last chunk gives it out all the same).
     """
-    if tail.shape[-1]:
-        fade_in, fade_out = _fade(tail.device)
-        overlap = speech[:, :OVERLAP_SAMPLES] * fade_in + tail * fade_out
-        speech = torch.cat((overlap.to(speech.dtype), speech[:, OVERLAP_SAMPLES:]), dim=-1)
+    goes_on = torch.full((len(speech), 1), tail.shape[-1] > 0, device=tail.device)
+    before = tail if tail.shape[-1] else tail.new_zeros(len(tail), OVERLAP_SAMPLES)
+    joined = overlapped(speech, before, goes_on, _fade(tail.device))
+    return cut(joined, is_first=not tail.shape[-1], is_last=is_last)
+
+
+def overlapped(speech: Tensor, tail: Tensor, goes_on: Tensor, fade: tuple[Tensor, Tensor]) -> Tensor:
+    """Fade the end of the chunk before into the samples of the same time, where there is one.
+
+    speech: [B, n] float32. tail, goes_on: as in `PieceInputs`. fade: of `_fade`. Returns: [B, n] float32.
+    """
+    head = speech[:, :OVERLAP_SAMPLES]
+    fade_in, fade_out = (one[: head.shape[1]] for one in fade)
+    faded = (head * fade_in + tail[:, : head.shape[1]] * fade_out).to(speech.dtype)
+    return torch.cat((torch.where(goes_on, faded, head), speech[:, OVERLAP_SAMPLES:]), dim=-1)
+
+
+def cut(speech: Tensor, *, is_first: bool, is_last: bool) -> tuple[Tensor, Tensor]:
+    """What can be given out of joined samples [B, n], and the end that cannot, as of `spliced`; both of their own."""
     new_tail = speech[:, -OVERLAP_SAMPLES:].clone()
     if is_last:
-        return speech, new_tail
-    silence = speech.new_zeros(len(speech), 0 if tail.shape[-1] else OVERLAP_SAMPLES)
+        return speech.clone(), new_tail
+    silence = speech.new_zeros(len(speech), OVERLAP_SAMPLES if is_first else 0)
     return torch.cat((silence, speech[:, :-OVERLAP_SAMPLES]), dim=-1), new_tail
 
 

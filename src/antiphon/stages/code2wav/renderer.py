@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.core.batch_grid import BatchGrid
-from antiphon.core.codec_buffer import CodecBuffer, Window
+from antiphon.core.codec_buffer import CHUNK_TOKENS, CodecBuffer, Window
 from antiphon.errors import AntiphonError, InputError, ResourceExhausted, as_ours
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.flow import SILENCE_TOKEN, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.flow_inputs import FlowRow
@@ -73,6 +74,22 @@ class Renderer:
     def num_seated(self) -> int:
         """Sessions in a turn."""
         return self._arena.num_seated
+
+    @property
+    def num_runs(self) -> NumRuns:
+        """Solves of the flow and runs of the vocoder."""
+        return self._synthesizer.num_runs + self._vocoder.num_runs
+
+    def capture(self, nums_tokens: Sequence[int], voice_frames: int, recorder: Recorder) -> Iterator[int]:
+        """Record solves of all sizes of the grid for chunks up to so many tokens, and the runs that whole chunks take.
+
+        voice_frames: of the longest voice that is served by what is recorded. Yields how many are left, after each.
+        """
+        sizes = self._grid.sizes
+        whole = self._arena.shape.frames_of(CHUNK_TOKENS)
+        for num_left in self._synthesizer.capture(sizes, nums_tokens, voice_frames, recorder):
+            yield num_left + 2 * len(sizes)
+        yield from self._vocoder.capture(sizes, whole, recorder)
 
     def num_fitting(self, states: Sequence[Code2WavState]) -> int:
         """How many of these sessions, the first ones, could begin a turn together now."""

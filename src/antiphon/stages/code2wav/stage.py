@@ -79,7 +79,8 @@ class Code2WavStage:
 
     def survey(self) -> Code2WavCounts:
         num_waiting = len(self._due) - len(self._who_fits())
-        return Code2WavCounts(len(self._due), num_waiting, self._renderer.num_seated, self._voices.counts)
+        renderer = self._renderer
+        return Code2WavCounts(len(self._due), num_waiting, renderer.num_seated, self._voices.counts, renderer.num_runs)
 
     def _ready(self, caller: Caller, voice: Voice | AntiphonError) -> Ready[None] | AntiphonError:
         if isinstance(voice, AntiphonError):

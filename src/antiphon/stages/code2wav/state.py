@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from antiphon.core.codec_buffer import CodecBuffer
 from antiphon.core.sampling import Draws
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.vocoder import TurnState
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -52,9 +53,11 @@ class Code2WavCounts:
     """num_due: chunks that wait; num_waiting: those of them that find no room, for too many speak.
 
     num_speaking: sessions in a turn, which hold room for it.
+    num_runs: of flow and vocoder; what is launched on a GPU was not recorded at start.
     """
 
     num_due: int
     num_waiting: int
     num_speaking: int
     voices: VoiceCounts
+    num_runs: NumRuns
