@@ -11,6 +11,7 @@ from torch import Tensor
 from antiphon.core.messages import CodecChunk, Spoken
 from antiphon.core.sampling import Draws
 from antiphon.errors import AntiphonError
+from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.flow_cache import Voice
 from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -21,7 +22,7 @@ from antiphon.stages.loop import Ready
 
 
 class Code2WavStage:
-    """Owns the chunks that wait, and which session speaks when.
+    """Owns the chunks that wait and those that are on their way to the host, and which session speaks when.
 
     A session is seated from its turn's first chunk to its turn's end; who finds no seat waits for it.
     """
@@ -33,6 +34,7 @@ class Code2WavStage:
         self._device = device
         self._opening: dict[str, Caller] = {}
         self._due: dict[str, tuple[Code2WavState, CodecChunk]] = {}
+        self._rendering: dict[str, tuple[CodecChunk, Download]] = {}
 
     def pin(self, prompt: VoicePrompt) -> None:
         """Build a voice before anybody asks for it, and keep it for good. Raises: AudioError, as `open`."""
@@ -50,17 +52,24 @@ class Code2WavStage:
 
     @property
     def is_idle(self) -> bool:
-        return self._voices.is_idle and not self._chosen()
+        return self._voices.is_idle and not self._rendering and not self._chosen()
 
     def step(self) -> dict[str, Ready[None] | Spoken[Tensor] | AntiphonError]:
-        """Render the most urgent chunks, the first ones of turns before all others; then a piece of one voice."""
+        """Render the most urgent chunks, the first ones of turns before all others; then a piece of one voice.
+
+        On a GPU what is rendered is told in a later step, so that this one's chunks are on their way before it is
+        waited for.
+        """
         ended: dict[str, Ready[None] | Spoken[Tensor] | AntiphonError] = {}
         chosen = [self._due.pop(session_id) for session_id in self._chosen()]
         rows = [ChunkRow(state, chunk.codec_tokens, chunk.ends_turn, chunk.is_first_of_turn) for state, chunk in chosen]
         for (_, chunk), samples in zip(chosen, self._renderer.speak(rows), strict=True):
-            spoken = samples if isinstance(samples, AntiphonError) else Spoken(chunk, samples.cpu())
-            ended[chunk.address.session_id] = spoken
+            if isinstance(samples, AntiphonError):
+                ended[chunk.address.session_id] = samples
+            else:
+                self._rendering[chunk.address.session_id] = chunk, Download(samples)
         self._voices.advance()
+        ended |= self._rendered(waits=not chosen)
         for session_id, voice in self._voices.answers().items():
             ended[session_id] = self._ready(self._opening.pop(session_id), voice)
         return ended
@@ -68,6 +77,7 @@ class Code2WavStage:
     def interrupt(self, caller: Caller, epoch: int) -> None:
         """Forget the turn; the voice and the noise go on."""
         self._due.pop(caller.session.session_id, None)
+        self._rendering.pop(caller.session.session_id, None)
         if caller.state is not None:
             self._renderer.reset_turn(caller.state)
 
@@ -81,6 +91,14 @@ class Code2WavStage:
         num_waiting = len(self._due) - len(self._who_fits())
         renderer = self._renderer
         return Code2WavCounts(len(self._due), num_waiting, renderer.num_seated, self._voices.counts, renderer.num_runs)
+
+    def _rendered(self, *, waits: bool) -> dict[str, Spoken[Tensor]]:
+        """What has arrived on the host. waits: for the oldest at least."""
+        if waits and self._rendering:
+            next(iter(self._rendering.values()))[1].read()
+        arrived = [session_id for session_id, (_, samples) in self._rendering.items() if samples.is_there]
+        told = {session_id: self._rendering.pop(session_id) for session_id in arrived}
+        return {session_id: Spoken(chunk, samples.read()) for session_id, (chunk, samples) in told.items()}
 
     def _ready(self, caller: Caller, voice: Voice | AntiphonError) -> Ready[None] | AntiphonError:
         if isinstance(voice, AntiphonError):
