@@ -1,0 +1,364 @@
+"""The cases of every operator, in one place: what it is measured at, and how many bytes and operations that is.
+
+Bytes are those that have to move at least, each once; sizes are the model's. Shown by tests/bench/test_kernels.py,
+which finds an operator that has no case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from antiphon.bench.contexts import filled_context
+from antiphon.kernels.attention.op import attention
+from antiphon.kernels.kv_cache import KVCache, StepLayout
+from antiphon.kernels.paged_attention.op import paged_attention
+from antiphon.kernels.rms_norm.op import rms_norm
+from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
+from antiphon.kernels.rotary_store.op import rotary_store
+from antiphon.kernels.rotate_keys.op import rotate_keys
+from antiphon.kernels.rotation import rotation
+from antiphon.kernels.sampling.contract import CodecRules, TextRules
+from antiphon.kernels.sampling.op import sample_codec, sample_text
+from antiphon.kernels.silu_mul.op import silu_mul
+from antiphon.kernels.vocoder_attention.contract import Entries, Reading
+from antiphon.kernels.vocoder_attention.op import vocoder_attention
+from antiphon.models.minicpmo.config import DecoderConfig
+from antiphon.models.minicpmo.model import ModelConfig
+from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+
+Launch = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """num_sessions: in a step. context_tokens: of each. step_tokens: of a mixed step. cached_frames: of speech."""
+
+    num_sessions: tuple[int, ...]
+    context_tokens: int
+    step_tokens: int
+    cached_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another way to the same result."""
+
+    name: str
+    make: Callable[[], Launch]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """kernel: the operator's folder. case: in words. size_name, size: what it is repeated over.
+
+    make: gives a launch on operands of its own.
+    """
+
+    kernel: str
+    case: str
+    size_name: str
+    size: int
+    num_bytes: int
+    num_flops: int
+    make: Callable[[], Launch]
+    rivals: tuple[Rival, ...] = ()
+
+
+def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> tuple[KernelCase, ...]:
+    """dtype: of thinker and talker; the vocoder is float32."""
+    make = _Maker(config, sizes, device, dtype)
+    return (
+        *make.paged_attention(),
+        *make.rotary_store(),
+        *make.rms_norm(),
+        *make.silu_mul(),
+        *make.rotate_keys(),
+        *make.sampling(),
+        *make.attention(),
+        *make.vocoder_attention(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    config: ModelConfig
+    sizes: Sizes
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        return self.config.thinker.decoder
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Tokens of steps: decoding ones, and a full mixed one."""
+        return tuple(sorted({*self.sizes.num_sessions, self.sizes.step_tokens}))
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Random numbers, of the model's dtype unless said."""
+        return torch.randn(shape, device=self.device, dtype=dtype or self.dtype)
+
+    def paged_attention(self) -> Iterator[KernelCase]:
+        heads, kv_heads, head_dim = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_dim
+        keys = self.sizes.context_tokens
+        for num in self.sizes.num_sessions:
+            yield KernelCase(
+                "paged_attention",
+                f"decode, {keys} keys each",
+                "sessions",
+                num,
+                num * (2 * keys * kv_heads + 3 * heads) * head_dim * self.dtype.itemsize,
+                4 * num * keys * heads * head_dim,
+                partial(self._attend, num, 1),
+                (Rival("torch SDPA, contiguous", partial(self._dense, num)),),
+            )
+        num_tokens = min(self.sizes.step_tokens, keys)
+        yield KernelCase(
+            "paged_attention",
+            f"prefill at the end of {keys} keys",
+            "tokens",
+            num_tokens,
+            (2 * keys * kv_heads + 3 * num_tokens * heads) * head_dim * self.dtype.itemsize,
+            4 * num_tokens * (keys - num_tokens // 2) * heads * head_dim,
+            partial(self._attend, 1, num_tokens),
+        )
+
+    def _attend(self, num_sessions: int, num_tokens: int) -> Launch:
+        """num_tokens: new ones of each session, at the end of its context."""
+        step, cache = layout(self.decoder, num_sessions, self.sizes.context_tokens, num_tokens, self.device, self.dtype)
+        q_anchor, q_ring = (
+            self.normal(num_sessions * num_tokens, self.decoder.num_heads, self.decoder.head_dim) for _ in range(2)
+        )
+        scale = self.decoder.head_dim**-0.5
+        return lambda: paged_attention(q_anchor, q_ring, cache.keys[0], cache.values[0], step, scale)
+
+    def _dense(self, num_sessions: int) -> Launch:
+        """The same keys without blocks, and with one rotation."""
+        q = self.normal(num_sessions, self.decoder.num_heads, 1, self.decoder.head_dim)
+        keys, values = (
+            self.normal(num_sessions, self.decoder.num_kv_heads, self.sizes.context_tokens, self.decoder.head_dim)
+            for _ in range(2)
+        )
+        return lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+
+    def rotary_store(self) -> Iterator[KernelCase]:
+        heads, kv_heads, head_dim = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_dim
+        for num in self.rows:
+            num_bytes = num * (3 * heads + 4 * kv_heads) * head_dim * self.dtype.itemsize
+            yield KernelCase(
+                "rotary_store",
+                "one layer",
+                "tokens",
+                num,
+                num_bytes,
+                0,
+                partial(self._store, num),
+            )
+
+    def _store(self, num_tokens: int) -> Launch:
+        decoder, size = self.decoder, 16
+        q = self.normal(num_tokens, decoder.num_heads, decoder.head_dim)
+        k, v = (self.normal(num_tokens, decoder.num_kv_heads, decoder.head_dim) for _ in range(2))
+        weight = torch.ones(decoder.head_dim, device=self.device, dtype=self.dtype)
+        positions = torch.arange(num_tokens, device=self.device)
+        by = rotation(positions, decoder.head_dim, decoder.rope_theta)
+        rotations = StepRotations(by, by, by, positions)
+        keys, values = (
+            self.normal(-(-num_tokens // size), size, decoder.num_kv_heads, decoder.head_dim) for _ in range(2)
+        )
+        norm = HeadNorm(weight, weight, decoder.rms_norm_eps)
+        return lambda: rotary_store(q, k, v, norm, rotations, (keys, values))
+
+    def rms_norm(self) -> Iterator[KernelCase]:
+        width = self.decoder.hidden_size
+        for num in self.rows:
+            num_bytes = 2 * num * width * self.dtype.itemsize
+            yield KernelCase(
+                "rms_norm",
+                f"width {width}",
+                "tokens",
+                num,
+                num_bytes,
+                0,
+                partial(self._norm, num, width),
+            )
+
+    def _norm(self, num_tokens: int, width: int) -> Launch:
+        x, weight = self.normal(num_tokens, width), self.normal(width)
+        return lambda: rms_norm(x, weight, self.decoder.rms_norm_eps)
+
+    def silu_mul(self) -> Iterator[KernelCase]:
+        width = self.decoder.intermediate_size
+        for num in self.rows:
+            num_bytes = 3 * num * width * self.dtype.itemsize
+            yield KernelCase(
+                "silu_mul",
+                f"width {width}",
+                "tokens",
+                num,
+                num_bytes,
+                0,
+                partial(self._gate, num, width),
+            )
+
+    def _gate(self, num_tokens: int, width: int) -> Launch:
+        gate, up = self.normal(num_tokens, width), self.normal(num_tokens, width)
+        return lambda: silu_mul(gate, up)
+
+    def rotate_keys(self) -> Iterator[KernelCase]:
+        decoder, num = self.decoder, self.sizes.context_tokens
+        num_bytes = 2 * decoder.num_layers * num * decoder.num_kv_heads * decoder.head_dim * self.dtype.itemsize
+        yield KernelCase("rotate_keys", "all layers", "tokens", num, num_bytes, 0, self._rotate)
+
+    def _rotate(self) -> Launch:
+        decoder, num, size = self.decoder, self.sizes.context_tokens, 16
+        keys = self.normal(decoder.num_layers, -(-num // size), size, decoder.num_kv_heads, decoder.head_dim)
+        slots = torch.randperm(-(-num // size) * size, device=self.device)[:num].sort().values
+        return lambda: rotate_keys(keys, slots, -7, decoder.rope_theta)
+
+    def sampling(self) -> Iterator[KernelCase]:
+        for kind, num_ids, itemsize in (
+            ("text", self.config.thinker.vocab_size, self.dtype.itemsize),
+            ("codec", self.config.talker.num_codec_tokens, 4),
+        ):
+            for num in self.sizes.num_sessions:
+                yield KernelCase(
+                    "sampling",
+                    f"{kind}, {num_ids} ids",
+                    "rows",
+                    num,
+                    num * num_ids * itemsize,
+                    0,
+                    partial(self._text if kind == "text" else self._codec, num),
+                )
+
+    def _column(self, num: int, value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((num,), value, device=self.device, dtype=dtype)
+
+    def _text(self, num: int) -> Launch:
+        logits = self.normal(num, self.config.thinker.vocab_size)
+        rules = TextRules(
+            forbidden=torch.zeros(logits.shape[1], dtype=torch.bool, device=self.device),
+            chunk_eos=1,
+            turn_eos=2,
+            listen=3,
+            history=torch.randint(logits.shape[1], (num, 512), device=self.device),
+            repetition_penalty=self._column(num, 1.05, torch.float32),
+            length_penalty=self._column(num, 1.1, torch.float32),
+            listen_scale=self._column(num, 1.0, torch.float32),
+            listen_top_k=self._column(num, 0, torch.int64),
+            must_speak=self._column(num, 0, torch.bool),
+            is_greedy=self._column(num, 0, torch.bool),
+            temperature=self._column(num, 0.7, torch.float32),
+            top_k=self._column(num, 20, torch.int64),
+            top_p=self._column(num, 0.8, torch.float32),
+            seeds=torch.arange(num, device=self.device),
+            counters=torch.arange(num, device=self.device),
+        )
+        return lambda: sample_text(logits, rules)
+
+    def _codec(self, num: int) -> Launch:
+        logits = self.normal(num, self.config.talker.num_codec_tokens, dtype=torch.float32)
+        rules = CodecRules(
+            history=torch.randint(logits.shape[1], (num, 16), device=self.device),
+            repetition_penalty=self._column(num, 1.05, torch.float32),
+            temperature=self._column(num, 0.8, torch.float32),
+            is_eos_masked=self._column(num, 1, torch.bool),
+            is_greedy=self._column(num, 0, torch.bool),
+            seeds=torch.arange(num, device=self.device),
+            counters=torch.arange(num, device=self.device),
+        )
+        return lambda: sample_codec(logits, rules)
+
+    def attention(self) -> Iterator[KernelCase]:
+        """The audio encoder's second of sound over a full history."""
+        audio = self.config.audio
+        queries, keys = min(50, audio.max_positions), audio.max_positions
+        for num in self.sizes.num_sessions:
+            num_bytes = 2 * num * (queries + keys) * audio.hidden_size * self.dtype.itemsize
+            num_flops = 4 * num * queries * keys * audio.hidden_size
+            yield KernelCase(
+                "attention",
+                f"{queries} queries, {keys} keys",
+                "sessions",
+                num,
+                num_bytes,
+                num_flops,
+                partial(self._encode, num, queries, keys),
+            )
+
+    def _encode(self, num: int, queries: int, keys: int) -> Launch:
+        audio = self.config.audio
+        head_dim = audio.hidden_size // audio.num_heads
+        q = self.normal(num, audio.num_heads, queries, head_dim)
+        k, v = (self.normal(num, audio.num_heads, keys, head_dim) for _ in range(2))
+        return lambda: attention(q, k, v, bias=None, scale=head_dim**-0.5)
+
+    def vocoder_attention(self) -> Iterator[KernelCase]:
+        estimator, past, chunk = self.config.flow.estimator, self.sizes.cached_frames, 50
+        width = estimator.num_heads * estimator.head_dim
+        for num in self.sizes.num_sessions:
+            yield KernelCase(
+                "vocoder_attention",
+                f"{chunk} frames, {past} remembered",
+                "sessions",
+                num,
+                2 * num * (2 * past + 4 * chunk) * width * 4,
+                2 * 4 * num * chunk * (past + chunk) * width,
+                partial(self._speak, num, past, chunk),
+            )
+
+    def _speak(self, num: int, past: int, chunk: int) -> Launch:
+        estimator = self.config.flow.estimator
+        entry = (2, estimator.num_heads, estimator.head_dim)
+        num_own = past // 2
+        arena = Entries(*(self.normal(1, num * num_own, *entry, dtype=torch.float32) for _ in range(2)))
+        voice = Entries(*(self.normal(1, past - num_own, *entry, dtype=torch.float32) for _ in range(2)))
+        lists = [
+            [*range(row * num_own, (row + 1) * num_own), *(-1 - index for index in range(past - num_own))]
+            for row in range(num)
+        ]
+        reading = Reading.of(arena, [voice] * num, lists)
+        q, k, v = (
+            self.normal(2 * num, estimator.num_heads, chunk, estimator.head_dim, dtype=torch.float32) for _ in range(3)
+        )
+        scale = estimator.head_dim**-0.5
+        return lambda: vocoder_attention(q, k, v, reading, 0, bias=None, scale=scale)
+
+
+def layout(
+    decoder: DecoderConfig,
+    num_sessions: int,
+    context_tokens: int,
+    new_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[StepLayout, KVCache]:
+    """A step of sessions with random caches of one layer, laid out as a stage does it.
+
+    new_tokens: of each session, the last of its context.
+    """
+    seen: list[tuple[StepLayout, KVCache]] = []
+
+    def forward(embeds: Tensor, step: StepLayout, cache: KVCache) -> Tensor:
+        seen.append((step, cache))
+        return embeds
+
+    one = CacheConfig.for_tokens(context_tokens, num_segments=2)
+    cache_config = CacheConfig(num_sessions * one.num_blocks, one.block_size)
+    paged = PagedDecoder(forward, replace(decoder, num_layers=1), cache_config, device, dtype)
+    paged.cache.keys.normal_()
+    paged.cache.values.normal_()
+    rows = []
+    for _ in range(num_sessions):
+        context = filled_context(paged.pool, context_tokens - new_tokens, context_tokens)
+        rows.append(Row(context, context.append(new_tokens)))
+    paged.run(rows, torch.zeros(num_sessions * new_tokens, 1, device=device, dtype=dtype))
+    return seen[0]
