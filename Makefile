@@ -25,7 +25,7 @@ test: .venv/installed-test
 	$(BIN)/pytest
 
 bench: build/tiny
-	$(BIN)/python -m antiphon.bench.long_call build/tiny --units 3600
+	$(BIN)/antiphon bench soak --unpaced --weights build/tiny --seconds 3600 --out build/bench
 
 # Anew each time: what writes it may have changed.
 .PHONY: build/tiny

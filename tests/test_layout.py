@@ -56,10 +56,16 @@ LAYOUT: dict[str, tuple[str, ...]] = {
         "models.minicpmo.flow_membership",
         "models.minicpmo.prompt",
     ),
-    "bench": ("config", "engine", "offline", "recording", "runner.device", *STAGES_AND_BELOW),
+    "console": ("errors",),
+    "bench": (
+        *("config", "console", "engine", "happenings", "live", "runner.device"),
+        *("server.for_engine", "server.settings"),
+        *STAGES_AND_BELOW,
+    ),
     "__main__": (
         "bench",
         "config",
+        "console",
         "engine",
         "inspection",
         "offline",

@@ -1,4 +1,4 @@
-"""The command line: `antiphon run`, `serve`, `tiny` and `inspect`. Parses and prints; the work is elsewhere."""
+"""The command line: `antiphon run`, `serve`, `tiny`, `inspect`, `bench`. Parses and prints; the work is elsewhere."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import Annotated, TextIO
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from antiphon import config
+from antiphon.bench.commands import with_bench
 from antiphon.config import Code2WavConfig, Dtype, EngineConfig, SessionConfig, WindowLimits, WindowMode, everywhere
+from antiphon.console import EXIT_BAD_INPUT, console, errors_in_one_line
 from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
 from antiphon.core.window import SlideMode, WindowPolicy
 from antiphon.engine import Call, Engine
-from antiphon.errors import AntiphonError, ConfigError
+from antiphon.errors import ConfigError
 from antiphon.inspection import inspect as inspect_checkpoint
 from antiphon.inspection import render, render_memory, session_memory
 from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
@@ -43,11 +44,9 @@ from antiphon.units import CODEC_RATE_HZ
 from antiphon.voices import VoiceBook
 
 DEFAULT_MODEL = "openbmb/MiniCPM-o-4_5"
-EXIT_BAD_INPUT = 1
 EXIT_CONTEXT_FULL = 3
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-console = Console()
+app = with_bench(typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     dtype: Annotated[Dtype | None, typer.Option(help="[default: float32 on cpu, bfloat16 on cuda]")] = None,
 ) -> None:
     """Play a recording to the model as a live call and write what it says, aligned to the recording's clock."""
-    with _errors_in_one_line():
+    with errors_in_one_line():
         # What can be wrong without a checkpoint is found before one is loaded.
         flags = WindowFlags(window, high, low, max_units, previous_tokens, max_tokens)
         flags.check()
@@ -147,7 +146,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
 @with_flags
 def serve(config: Path | None, flags: Mapping[str, str | None]) -> None:
     """Serve live calls over the network. Every option is also an environment variable: ANTIPHON_ and its name."""
-    with _errors_in_one_line():
+    with errors_in_one_line():
         file = {} if config is None else from_file(config)
         environment = from_environment(os.environ)  # noqa: TID251 - the one place where it is read
         resolved = resolve(from_flags(flags), environment, file)
@@ -162,7 +161,7 @@ def tiny(
     ] = Generation.V1_0_5,
 ) -> None:
     """Write the tiny checkpoint: every part of the real one with random weights. Its speech is noise."""
-    with _errors_in_one_line():
+    with errors_in_one_line():
         write_tiny(folder, vocoder)
         console.print(f"wrote {folder}: random weights in the official layout; what it says is noise", soft_wrap=True)
 
@@ -173,7 +172,7 @@ def inspect(
     memory: Annotated[bool, typer.Option(help="Also say what voices and sessions take.")] = False,
 ) -> None:
     """Say what a checkpoint holds, what is missing or unexpected, and the memory it needs."""
-    with _errors_in_one_line():
+    with errors_in_one_line():
         checkpoint = open_checkpoint(model)
         inspection = inspect_checkpoint(checkpoint)
         render(inspection, console)
@@ -228,17 +227,6 @@ def _event_file(path: Path | None) -> Iterator[TextIO | None]:
         part.unlink()
         raise
     part.replace(path)
-
-
-@contextmanager
-def _errors_in_one_line() -> Iterator[None]:
-    """Whatever we raise on purpose ends the command with one line and a status, without a traceback."""
-    try:
-        yield
-    except AntiphonError as error:
-        line = " ".join(str(error).split())
-        Console(stderr=True).print(f"antiphon: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(EXIT_BAD_INPUT) from error
 
 
 def _announce(checkpoint: Checkpoint, session: SessionConfig, device: str, engine: EngineConfig) -> None:

@@ -55,15 +55,15 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """kernel: the operator's folder. case: in words. size_name, size: what it is repeated over.
+    """kernel: the operator's folder. case: in words. per, number: what it is repeated over.
 
     make: gives a launch on operands of its own.
     """
 
     kernel: str
     case: str
-    size_name: str
-    size: int
+    per: str
+    number: int
     num_bytes: int
     num_flops: int
     make: Callable[[], Launch]

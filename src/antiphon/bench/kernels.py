@@ -67,14 +67,14 @@ def _figures(case: KernelCase, target: Target, num_repetitions: int, bandwidth: 
 def _rates(case: KernelCase, figure: Figure) -> Iterator[Count]:
     """Of the median."""
     per_s = 1e6 / figure.summary.p50
-    yield Count("moved", figure.case, case.size_name, case.size, case.num_bytes * per_s / 1e9, "GB/s")
+    yield Count("moved", figure.case, case.per, case.number, case.num_bytes * per_s / 1e9, "GB/s")
     if case.num_flops:
-        yield Count("computed", figure.case, case.size_name, case.size, case.num_flops * per_s / 1e12, "TFLOP/s")
+        yield Count("computed", figure.case, case.per, case.number, case.num_flops * per_s / 1e12, "TFLOP/s")
 
 
 def _figure(case: KernelCase, name: str, times_us: tuple[float, ...], limits: list[Limit] | tuple[()]) -> Figure:
     repetitions = [[one] for one in times_us]
-    return Figure.of(Quantity.KERNEL_TIME, name, (case.size_name, case.size), Unit.US, repetitions, limits)
+    return Figure.of(Quantity.KERNEL_TIME, name, (case.per, case.number), Unit.US, repetitions, limits)
 
 
 def _times_us(case: KernelCase, make: Callable[[], Launch], target: Target, num_repetitions: int) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ def report_lines(result: BenchResult) -> list[str]:
     ]
     lines += [line for note in result.notes for line in ("", note)]
     for quantity, figures in groupby(_ordered(result.figures), lambda figure: figure.quantity):
-        lines += ["", f"### {quantity.value.capitalize()}", "", *_figure_table(list(figures))]
+        lines += ["", f"### {quantity.value[:1].upper()}{quantity.value[1:]}", "", *_figure_table(list(figures))]
     if result.counts:
         lines += ["", "### Counted", "", *_count_table(result.counts)]
     return lines
@@ -69,7 +69,7 @@ def _figure_table(figures: Sequence[Figure]) -> Iterator[str]:
         summary = one.summary
         numbers = [f"{value:.{_DECIMALS[one.unit]}f}" for value in (summary.p50, summary.p90, summary.p99, summary.max)]
         beside = "; ".join(_beside(one))
-        cells = [one.case, f"{one.size} {one.size_name}", one.unit.value, *numbers, str(summary.num)]
+        cells = [one.case, f"{one.number} {one.per}", one.unit.value, *numbers, str(summary.num)]
         yield "| " + " | ".join([*cells, str(len(one.repetition_p50s)), f"{100 * one.spread:.1f} %", beside]) + " |"
 
 
@@ -83,7 +83,7 @@ def _count_table(counts: Sequence[Count]) -> Iterator[str]:
     yield "| case | size | what | number |"
     yield "|---|---|---|---|"
     for one in counts:
-        yield f"| {one.case} | {one.size} {one.size_name} | {one.name} | {one.value:,.6g} {one.unit} |"
+        yield f"| {one.case} | {one.number} {one.per} | {one.name} | {f'{one.value:,.6g} {one.unit}'.strip()} |"
 
 
 def draw(result: BenchResult, folder: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
     paths = []
     for quantity, group in groupby(_ordered(result.figures), lambda figure: figure.quantity):
         figures = list(group)
-        if len({figure.size for figure in figures}) > 1:
+        if len({figure.number for figure in figures}) > 1:
             path = folder / f"{result.name}-{_slug(quantity.name)}.png"
             _draw_figures(quantity.value, figures, path)
             paths.append(path)
@@ -109,11 +109,11 @@ def _draw_figures(title: str, figures: Sequence[Figure], path: Path) -> None:
     sheet = Sheet(figsize=(7, 4.5), layout="constrained")
     axes = sheet.add_subplot()
     for case in dict.fromkeys(figure.case for figure in figures):
-        own = sorted((figure for figure in figures if figure.case == case), key=lambda figure: figure.size)
-        sizes = [figure.size for figure in own]
+        own = sorted((figure for figure in figures if figure.case == case), key=lambda figure: figure.number)
+        sizes = [figure.number for figure in own]
         (line,) = axes.plot(sizes, [figure.summary.p50 for figure in own], marker="o", label=case)
         axes.plot(sizes, [figure.summary.p99 for figure in own], linestyle=":", color=line.get_color())
-    axes.set(title=f"{title}: p50, dotted p99", xlabel=figures[0].size_name, ylabel=figures[0].unit.value)
+    axes.set(title=f"{title}: p50, dotted p99", xlabel=figures[0].per, ylabel=figures[0].unit.value)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
     sheet.savefig(path, dpi=110)

@@ -58,6 +58,7 @@ class Summary:
     @staticmethod
     def of(values: Sequence[float]) -> Summary:
         """values: at least one."""
+        assert values, "nothing was measured"
         ordered = sorted(values)
         return Summary(
             num=len(ordered),
@@ -71,7 +72,6 @@ class Summary:
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
     """The smallest value that so many percent of all are not above. ordered: ascending, at least one."""
-    assert ordered, "nothing was measured"
     assert 0 < percent <= 100, f"{percent} percent"
     return ordered[-(-percent * len(ordered) // 100) - 1]
 
@@ -86,15 +86,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity of one case. size_name, size: what the case is repeated over, as sessions or tokens.
+    """One quantity of one case. per, number: what the case is repeated over, as sessions or tokens.
 
     repetition_p50s: the medians of repetitions that ran one after the other; all values are in the summary.
     """
 
     quantity: Quantity
     case: str
-    size_name: str
-    size: int
+    per: str
+    number: int
     unit: Unit
     summary: Summary
     repetition_p50s: tuple[float, ...]
@@ -128,8 +128,8 @@ class Count:
 
     name: str
     case: str
-    size_name: str
-    size: int
+    per: str
+    number: int
     value: float
     unit: str = ""
 

@@ -25,8 +25,9 @@ class Talk:
     def __post_init__(self) -> None:
         if not 0 <= self.speaking_share <= 1:
             raise ConfigError(f"the share of speaking must be from 0 to 1, got {self.speaking_share}")
-        # What a unit decides besides its words: to speak, and at a turn's end that it ends.
-        max_words = DuplexConfig().max_decided_tokens - 3
+        # Besides its words a unit decides to speak, at a turn's end that it ends, and its own end, which is drawn only
+        # if it does not fill the unit: a script that stayed ahead of the draws would not be followed any more.
+        max_words = DuplexConfig().max_decided_tokens - 4
         if self.turn_units < 1 or not 1 <= self.unit_words <= max_words:
             raise ConfigError(
                 f"a turn has at least 1 unit and a unit 1 to {max_words} spoken tokens; got {self.turn_units} and "

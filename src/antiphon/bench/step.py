@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import TypeVar
 
 import torch
 
@@ -32,7 +33,7 @@ from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.draw_table import DrawPlace, Newest
 from antiphon.stages.paged import CacheConfig, Row
-from antiphon.stages.stepping import Request
+from antiphon.stages.stepping import Finished, Request
 from antiphon.stages.talker.choosing import CodecDraw
 from antiphon.stages.talker.speaker import Speaker, SpeakerSteps
 from antiphon.stages.thinker.choosing import Turn, UnitDraw
@@ -45,6 +46,8 @@ MIXED_ROW_TOKENS = 16
 NUM_WARM_UPS = 3
 CHUNK_TOKENS = 25
 LOOKAHEAD_TOKENS = 3
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,13 @@ def _repeated(target: Target, plan: StepPlan, step: Callable[[], object]) -> lis
     return [[timed(step, target.device) for _ in range(plan.num_steps)] for _ in range(plan.num_repetitions)]
 
 
+def _endless(finished: Sequence[Finished[ResultT]]) -> None:
+    """Raises: what work that should go on ended with."""
+    for one in finished:
+        assert isinstance(one.result, Exception), f"work that never ends came to {one.result}"
+        raise one.result
+
+
 def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     num_mixed = tuple(num_tokens // MIXED_ROW_TOKENS for num_tokens in plan.mixed_tokens)
     num_most = max((*plan.thinker_sessions, *num_mixed), default=0)
@@ -119,7 +129,7 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
         """Steps of work that never ends; it is dropped afterwards."""
         for state, steps in works:
             decider.loop.add(state.session.session_id, steps, deadline_s=0.0)
-        times = _repeated(target, plan, decider.loop.step)
+        times = _repeated(target, plan, lambda: _endless(decider.loop.step()))
         for state, _ in works:
             decider.loop.cancel(state.session.session_id)
         return times
@@ -160,16 +170,20 @@ def _session(session_id: str) -> ThinkerSession:
 def _decoding(state: DeciderState) -> DeciderSteps:
     """Draw and feed for ever; the context stays as long as it is."""
     for draw in _draws(state):
-        yield from state.memory.feed_drawn(state.slot, draw)
-        state.memory.context.retract(1)
+        try:
+            yield from state.memory.feed_drawn(state.slot, draw)
+        finally:
+            state.memory.context.retract(1)
     return PromptDone(state.memory.context.num_tokens)
 
 
 def _reading(state: DeciderState, embeds: torch.Tensor) -> DeciderSteps:
     """Take a unit in for ever, and choose after it. embeds: [n, hidden]."""
     for draw in _draws(state):
-        yield from state.memory.feed_and_draw(embeds, draw)
-        state.memory.context.retract(len(embeds))
+        try:
+            yield from state.memory.feed_and_draw(embeds, draw)
+        finally:
+            state.memory.context.retract(len(embeds))
     return PromptDone(state.memory.context.num_tokens)
 
 
@@ -198,7 +212,7 @@ def _talker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     for num in plan.talker_sessions:
         for number, context in enumerate(contexts[:num]):
             speaker.loop.add(f"session {number}", _saying(speaker, context), deadline_s=0.0)
-        times = _repeated(target, plan, speaker.loop.step)
+        times = _repeated(target, plan, lambda: _endless(speaker.loop.step()))
         for number in range(num):
             speaker.loop.cancel(f"session {number}")
         yield from _figures(f"talker, {plan.talker_tokens} tokens each", ("sessions", num), times)
@@ -213,8 +227,10 @@ def _saying(speaker: Speaker, context: Context) -> SpeakerSteps[CodecChunk]:
             newest = Newest.TAKEN if counter else Newest.FORGOTTEN
             place = DrawPlace(slot, newest, sampling.repetition_window_tokens)
             draw = CodecDraw(sampling, Draws.SAMPLED, place, is_eos_masked=True, seed=0, counter=counter)
-            yield Request(Row(context, context.append(1)), slot, draw)
-            context.retract(1)
+            try:
+                yield Request(Row(context, context.append(1)), slot, draw)
+            finally:
+                context.retract(1)
     finally:
         speaker.chooser.table.give_back(slot)
     raise AssertionError("it goes on for ever")
@@ -260,10 +276,10 @@ class _Solve:
 
     synthesizer: MelSynthesizer
     states: tuple[Code2WavState, ...]
-    vocab_size: int
+    num_codec_ids: int
 
     def run(self) -> None:
-        tokens = [index % self.vocab_size for index in range(CHUNK_TOKENS + LOOKAHEAD_TOKENS)]
+        tokens = [index % self.num_codec_ids for index in range(CHUNK_TOKENS + LOOKAHEAD_TOKENS)]
         rows = [FlowRow(tokens, state.voice, state.speech) for state in self.states]
         for row, (_, after) in zip(rows, self.synthesizer.speak(rows, is_last=False), strict=True):
             self.synthesizer.arena.keep_only(row.speech, [after])

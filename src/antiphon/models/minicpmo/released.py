@@ -1,7 +1,7 @@
 """The dimensions of the released MiniCPM-o 4.5, and `config.json` and `flow.yaml` of a model of any dimensions.
 
 The inverse of `config.py` and `flow_config.py`: what is made here is read there as the same dataclasses. Not the
-released files: fields that those readers do not look at are left out. Shown by tests/test_bench.py.
+released files: fields that those readers do not look at are left out. Shown by tests/bench/test_loading.py.
 """
 
 from __future__ import annotations

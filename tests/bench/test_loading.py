@@ -1,4 +1,4 @@
-"""The benchmark of the released size, on small dimensions: what it writes is what it was asked for and runs a call."""
+"""Loading measured on small dimensions: what is written first is what was asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from antiphon.bench.released_size import main, write_random
+from antiphon.bench.loading import run_loading, write_random
+from antiphon.bench.results import Quantity
 from antiphon.config import Dtype
 from antiphon.errors import CheckpointError, ConfigError
 from antiphon.models.minicpmo.checkpoint import HIFT_PREFIX, VOCODER_FOLDER, fit, open_checkpoint
@@ -119,19 +120,21 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused(
         write_random(tmp_path / "checkpoint", config, tiny_checkpoint, CPU)
 
 
-def test_the_command_tells_the_cost_of_every_unit(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(written, tokenizer=written, units=7, device="cpu", dtype=Dtype.FLOAT32)
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines]
-    units = [row for row in rows if row and row[0].isdecimal() and row[1] in ("listen", "speak")]
-    assert [row[0] for row in units] == [str(unit) for unit in range(7)]
-    assert [row[1] for row in units] == 4 * ["listen"] + 3 * ["speak"]
-    assert all(float(ms) > 0 for row in units[4:] for ms in row[-3:])
-    assert [row[:4] for row in rows if row[:1] == ["median"]] == [
-        ["median", "of", "4", "listen"],
-        ["median", "of", "3", "speak"],
-    ]
-    num_bytes = sum(
-        header.num_bytes for store in open_checkpoint(written).stores.values() for header in store.headers.values()
-    )
-    assert any(f"{num_bytes / 1e9:.2f} GB" in line for line in lines)
+def test_loading_is_timed_and_its_memory_told(written: Path, small: ModelConfig) -> None:
+    result = run_loading(written, small, written, CPU, Dtype.FLOAT32)
+    (figure,) = result.figures
+    assert figure.quantity is Quantity.LOADING
+    assert figure.summary.num == 1
+    assert figure.summary.max > 0
+    headers = [header for store in open_checkpoint(written).stores.values() for header in store.headers.values()]
+    told = {count.name: count.value for count in result.counts}
+    assert figure.number == len(headers)
+    assert told["in the files"] == sum(header.num_bytes for header in headers) / 1e9
+    assert told["host memory at the peak, mapped files included"] > 0
+
+
+def test_a_checkpoint_that_is_not_there_is_written_first(
+    tiny_checkpoint: Path, small: ModelConfig, tmp_path: Path
+) -> None:
+    run_loading(tmp_path / "new", small, tiny_checkpoint, CPU, Dtype.FLOAT32)
+    assert model_config(open_checkpoint(tmp_path / "new")) == small

@@ -1,0 +1,344 @@
+"""Simulated callers in real time: many sessions of one engine, each with a second of sound every second.
+
+Their windows are filled first, by units that are really computed, as fast as they go. Then the clock starts, and every
+unit is sent at its time, whatever the engine does. What the model decides is scripted (`script.py`), when it does so is
+not. Shown by tests/bench/test_duplex.py.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+from PIL import Image
+
+from antiphon.bench.load import LoadPlan, LoadRun, MemoryAt, Troubles, TurnHeard, UnitTimes
+from antiphon.bench.pacing import Due, Heard, timetable
+from antiphon.bench.script import script_of
+from antiphon.bench.target import noise_reference, noise_second, random_voice
+from antiphon.config import SessionConfig
+from antiphon.core.duplex import Wish
+from antiphon.core.events import (
+    InputRefused,
+    SessionEnded,
+    SessionOpened,
+    SpeechLost,
+    UnitDecided,
+    UnitFinished,
+    WindowSlid,
+)
+from antiphon.core.window import BasicWindow
+from antiphon.errors import AudioError, ConfigError
+from antiphon.happenings import Happening, Speech
+from antiphon.live import LiveEngine, Sender
+from antiphon.models.minicpmo.source import ModelSource
+from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+
+DRAIN_S = 20.0
+"""After the last unit, so long is waited for what was not finished."""
+FILL_WORD = "so "
+NUM_SECONDS = 8
+"""Different ones that are said by turns."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """What all callers say and show. fill_text: typed while a window is filled, as much as a unit takes."""
+
+    seconds: tuple[torch.Tensor, ...]
+    pictures: tuple[Image.Image, ...]
+    fill_text: str
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """One of them. Written by the engine's thread as soon as its call has begun; read when the run is over.
+
+    target_tokens: that its context shall have when the clock starts. fill_steps: after each unit of the fill, it.
+    units: of the call, by those of the timetable that were taken.
+    decided_s, finished_s: by unit of the call. heard: unit, turn and sound, in order.
+    """
+
+    target_tokens: int
+    fill_steps: SimpleQueue[Caller]
+    said: Said
+    is_open: bool = False
+    is_filling: bool = False
+    end: SessionEnded | None = None
+    num_fill_units: int = 0
+    num_context_tokens: int = 0
+    decided_s: dict[int, float] = field(default_factory=dict)
+    finished_s: dict[int, float] = field(default_factory=dict)
+    heard: list[tuple[int, int, Heard]] = field(default_factory=list)
+    slides: list[int] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    units: dict[int, int] = field(default_factory=dict)
+    num_unsent: int = 0
+
+    def happened(self, happening: Happening) -> None:
+        """In the engine's thread."""
+        now_s = time.perf_counter()
+        match happening:
+            case UnitDecided():
+                self._decided(happening, now_s)
+            case UnitFinished(unit=unit):
+                self.finished_s[unit] = now_s
+            case Speech(chunk=chunk, samples=samples):
+                self.heard.append((chunk.unit, chunk.address.turn, Heard(now_s, samples.numel())))
+            case WindowSlid(unit=unit):
+                self.slides.append(unit)
+            case SessionOpened():
+                self.is_open = True
+            case SessionEnded():
+                self.end = happening
+                self._end_fill()
+            case InputRefused(message=message):
+                self.refused.append(message)
+                self._end_fill()
+            case SpeechLost(reason=reason):
+                self.lost.append(reason)
+
+    def _decided(self, decided: UnitDecided, now_s: float) -> None:
+        self.decided_s[decided.unit] = now_s
+        self.num_context_tokens = decided.num_context_tokens
+        if not self.is_filling:
+            return
+        self.num_fill_units = decided.unit + 1
+        if decided.num_context_tokens < self.target_tokens:
+            self.fill_steps.put(self)
+        else:
+            self._end_fill()
+
+    def _end_fill(self) -> None:
+        if self.is_filling:
+            self.is_filling = False
+            self.fill_steps.put(self)
+
+    def fill(self, sender: Sender) -> None:
+        """Send the next unit of the fill; nothing is decided in it."""
+        if self.said.fill_text:
+            sender.send_text(self.said.fill_text)
+        sender.wish(Wish.HOLD)
+        sender.send_audio(self.said.seconds[0])
+
+    def speak(self, sender: Sender, unit: int) -> None:
+        """Send a unit at its time."""
+        try:
+            if self.said.pictures:
+                sender.send_picture(self.said.pictures[unit % len(self.said.pictures)])
+            sender.send_audio(self.said.seconds[unit % len(self.said.seconds)])
+        except AudioError:
+            self.num_unsent += 1
+        else:
+            self.units[unit] = self.num_fill_units + len(self.units)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.is_open and self.end is None
+
+
+def run_load(
+    live: LiveEngine, source: ModelSource, session: SessionConfig, plan: LoadPlan, name: str, device: torch.device
+) -> LoadRun:
+    """Open the callers, fill their windows, let them talk, close them.
+
+    session: of each, but for what is scripted. name: no two runs of an engine have the same. device: whose memory is
+    looked at.
+    """
+    fill_steps: SimpleQueue[Caller] = SimpleQueue()
+    callers, senders = _opened(live, source, session, plan, name, fill_steps)
+    started_s = time.perf_counter()
+    _fill(callers, senders, fill_steps)
+    fill_s = time.perf_counter() - started_s
+    context_tokens = tuple(caller.num_context_tokens for caller in callers if caller.is_alive)
+    pace = _paced(plan, callers, senders, device)
+    _drain(callers)
+    is_lost = [caller.is_open and caller.end is not None for caller in callers]
+    for sender in senders:
+        sender.close()
+    _wait(lambda: all(caller.end is not None for caller in callers), DRAIN_S)
+    return LoadRun(
+        plan=plan,
+        units=tuple(_unit_times(callers[due.session], due) for due in pace.due),
+        turns=tuple(turn for number, caller in enumerate(callers) for turn in _turns(caller, number, plan, pace.due)),
+        sending_s=pace.sending_s,
+        memory=pace.memory,
+        troubles=_troubles(callers, is_lost),
+        num_slides=sum(
+            unit - caller.num_fill_units >= plan.num_warm_up_units for caller in callers for unit in caller.slides
+        ),
+        fill_s=fill_s,
+        context_tokens=context_tokens,
+    )
+
+
+def said(plan: LoadPlan, source: ModelSource, max_text_tokens: int) -> Said:
+    """max_text_tokens: that a session reads in a second."""
+    text, tokenizer = "", source.tokenizer()
+    while len(tokenizer.encode_plain(text + FILL_WORD)) <= max_text_tokens:
+        text += FILL_WORD
+    pictures = tuple(_picture(plan.picture_side, seed) for seed in range(NUM_SECONDS)) if plan.picture_side else ()
+    return Said(tuple(noise_second(seed) for seed in range(NUM_SECONDS)), pictures, text)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; Linux only."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _picture(side: int, seed: int) -> Image.Image:
+    pixels = torch.randint(256, (side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return Image.fromarray(pixels.numpy())
+
+
+def _opened(
+    live: LiveEngine,
+    source: ModelSource,
+    session: SessionConfig,
+    plan: LoadPlan,
+    name: str,
+    fill_steps: SimpleQueue[Caller],
+) -> tuple[list[Caller], list[Sender]]:
+    """Callers whose calls are open, or were refused.
+
+    Their windows are to be full to different degrees, so that not all slide at once.
+    """
+    if not isinstance(session.window, BasicWindow):
+        raise ConfigError(f"a load is measured with a window of tokens, not with {session.window}; choose basic")
+    low, high = session.window.low_tokens, session.window.high_tokens
+    tokenizer, words = source.tokenizer(), said(plan, source, session.max_text_tokens)
+    voice, reference = _voice(source, plan)
+    callers, senders = [], []
+    for number in range(plan.num_sessions):
+        target_tokens = low + (high - low) * number // plan.num_sessions
+        caller = Caller(target_tokens, fill_steps, words)
+        script = script_of(plan.talk, number, plan.num_sessions, tokenizer)
+        config = replace(session, script=script, seed=number)
+        ongoing = live.begin(f"{name} {number}", config, reference, voice, caller.happened)
+        callers.append(caller)
+        senders.append(Sender(live, ongoing))
+    _wait(lambda: all(caller.is_open or caller.end is not None for caller in callers))
+    return callers, senders
+
+
+def _voice(source: ModelSource, plan: LoadPlan) -> tuple[VoicePrompt, torch.Tensor]:
+    return random_voice(source, plan.voice_s), noise_reference(plan.voice_s)
+
+
+def _fill(callers: Sequence[Caller], senders: Sequence[Sender], fill_steps: SimpleQueue[Caller]) -> None:
+    """One unit after the other of each, all callers at the same time."""
+    sender_of = dict(zip(map(id, callers), senders, strict=True))
+    filling = [caller for caller in callers if caller.is_alive]
+    for caller in filling:
+        caller.is_filling = True
+        caller.fill(sender_of[id(caller)])
+    num_filling = len(filling)
+    while num_filling:
+        caller = fill_steps.get()
+        if caller.is_filling:
+            caller.fill(sender_of[id(caller)])
+        else:
+            num_filling -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    due: tuple[Due, ...]
+    sending_s: tuple[float, ...]
+    memory: tuple[MemoryAt, ...]
+
+
+def _paced(plan: LoadPlan, callers: Sequence[Caller], senders: Sequence[Sender], device: torch.device) -> _Pace:
+    """Send every unit at its time; a time that has passed is not made up for."""
+    start_s = time.perf_counter()
+    num_units = plan.num_warm_up_units + plan.num_units
+    table = tuple(timetable(plan.num_sessions, num_units, plan.arrival, start_s))
+    sending_s, memory = [], []
+    for due in table:
+        wait_s = due.at_s - time.perf_counter()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        caller = callers[due.session]
+        if caller.is_alive:
+            caller.speak(senders[due.session], due.unit)
+        sent_s = time.perf_counter()
+        if due.unit >= plan.num_warm_up_units:
+            sending_s.append(sent_s - due.at_s)
+        if due.session == 0:
+            memory.append(memory_at(sent_s - start_s, device))
+    return _Pace(table, tuple(sending_s), tuple(memory))
+
+
+def memory_at(at_s: float, device: torch.device) -> MemoryAt:
+    """Now."""
+    held_bytes = reserved_bytes = 0
+    if device.type == "cuda":
+        held_bytes, reserved_bytes = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return MemoryAt(at_s, resident_bytes(), held_bytes, reserved_bytes)
+
+
+def _drain(callers: Sequence[Caller]) -> None:
+    """Wait for what is still on its way, but not for ever."""
+
+    def is_done(caller: Caller) -> bool:
+        return not caller.is_alive or len(caller.finished_s) >= caller.num_fill_units + len(caller.units)
+
+    _wait(lambda: all(map(is_done, callers)), DRAIN_S)
+
+
+def _wait(is_over: Callable[[], bool], limit_s: float = float("inf")) -> None:
+    """Until it is over, or the time is."""
+    end_s = time.perf_counter() + limit_s
+    while not is_over() and time.perf_counter() < end_s:
+        time.sleep(0.005)
+
+
+def _unit_times(caller: Caller, due: Due) -> UnitTimes:
+    unit = caller.units.get(due.unit, -1)
+    pieces = (heard.at_s for of_unit, _, heard in caller.heard if of_unit == unit and heard.num_samples)
+    return UnitTimes(
+        session=due.session,
+        unit=due.unit,
+        complete_s=due.at_s,
+        decided_s=caller.decided_s.get(unit),
+        first_pcm_s=next(pieces, None),
+        finished_s=caller.finished_s.get(unit),
+    )
+
+
+def _turns(caller: Caller, session: int, plan: LoadPlan, table: Sequence[Due]) -> list[TurnHeard]:
+    """Of the measured time, the end of a turn that began before it too."""
+    due_of = {caller.units[due.unit]: due for due in table if due.session == session and due.unit in caller.units}
+    turns: dict[int, list[tuple[Due, Heard]]] = {}
+    for unit, turn, heard in caller.heard:
+        if unit in due_of:  # an input that was refused, which is counted, moves the numbers of all after it
+            turns.setdefault(turn, []).append((due_of[unit], heard))
+    found = []
+    for pieces in turns.values():
+        measured = [(due, heard) for due, heard in pieces if due.unit >= plan.num_warm_up_units]
+        if measured:
+            first = pieces[0][0]
+            began_s = first.at_s if first.unit >= plan.num_warm_up_units else None
+            found.append(TurnHeard(session, measured[0][0].unit, began_s, tuple(heard for _, heard in measured)))
+    return found
+
+
+def _troubles(callers: Sequence[Caller], is_lost: Sequence[bool]) -> Troubles:
+    ends = [caller.end for caller in callers if not caller.is_open]
+    ends += [caller.end for caller, lost in zip(callers, is_lost, strict=True) if lost]
+    reasons = [f"{end.code}: {end.message}" for end in ends if end is not None]
+    reasons += [text for caller in callers for text in (*caller.refused, *caller.lost)]
+    return Troubles(
+        num_refused=sum(not caller.is_open for caller in callers),
+        num_lost=sum(is_lost),
+        num_unsent=sum(caller.num_unsent for caller in callers),
+        num_inputs_refused=sum(len(caller.refused) for caller in callers),
+        num_speech_lost=sum(len(caller.lost) for caller in callers),
+        reasons=tuple(dict.fromkeys(reasons))[:20],
+    )
