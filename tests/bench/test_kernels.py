@@ -46,7 +46,7 @@ def test_a_context_in_the_cache_is_as_long_as_was_asked_and_its_newest_tokens_ar
     assert [row.num_keys for row in step.rows] == [70, 70, 70]
     assert [(row.token_start, row.token_end) for row in step.rows] == [(0, 5), (5, 10), (10, 15)]
     assert step.positions.tolist() == 3 * [65, 66, 67, 68, 69]
-    assert all(row.anchor and row.ring.num_tokens for row in step.rows)
+    assert all(0 < row.num_anchor_keys < row.num_keys for row in step.rows)
 
 
 def test_operators_are_timed_beside_a_copy_and_their_rivals() -> None:

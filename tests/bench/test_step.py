@@ -23,6 +23,7 @@ def test_every_stage_is_timed_by_its_number_of_sessions_device_and_host_apart() 
         voice_s=1.0,
         num_steps=2,
         num_repetitions=2,
+        has_graphs=True,
     )
     result = run_step(on, plan)
     parts = (Quantity.STEP_DEVICE_TIME, Quantity.STEP_HOST_TIME, Quantity.STEP_TIME)

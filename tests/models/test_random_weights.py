@@ -42,7 +42,7 @@ def test_the_same_weights_are_drawn_every_time(section: Section) -> None:
 
 def test_matrices_are_as_spread_as_keeps_activations_their_size() -> None:
     layers = TINY.load(Section.THINKER, CPU, torch.float32).thinker.state_dict()
-    weight = layers["model.layers.0.mlp.gate_proj.weight"]
+    weight = layers["model.layers.0.mlp.down_proj.weight"]
     assert float(weight.std()) * weight.shape[1] ** 0.5 == pytest.approx(1, abs=0.05)
     assert torch.equal(layers["model.norm.weight"], torch.ones_like(layers["model.norm.weight"]))
 

@@ -117,6 +117,7 @@ def step(
     talker_context: Annotated[int, typer.Option(min=2, help="Codec tokens of each session.")] = 600,
     voice_s: VoiceS = 6.0,
     steps: Annotated[int, typer.Option(min=1, help="Of each repetition.")] = 20,
+    graphs: Annotated[bool, typer.Option(help="Record steps as CUDA graphs, as an engine does.")] = True,
     repetitions: Repetitions = 5,
     out: Out = _OUT,
 ) -> None:
@@ -132,6 +133,7 @@ def step(
             voice_s=voice_s,
             num_steps=steps,
             num_repetitions=repetitions,
+            has_graphs=graphs,
         )
         _write(out, run_step(_target(weights, size, device, dtype), plan))
 

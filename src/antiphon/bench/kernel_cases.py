@@ -16,9 +16,10 @@ from torch import Tensor
 
 from antiphon.bench.contexts import filled_context
 from antiphon.kernels.attention.op import attention
+from antiphon.kernels.key_slots.op import key_slots
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
-from antiphon.kernels.rms_norm.op import rms_norm
+from antiphon.kernels.rms_norm.op import add_rms_norm, rms_norm
 from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
 from antiphon.kernels.rotary_store.op import rotary_store
 from antiphon.kernels.rotate_keys.op import rotate_keys
@@ -26,11 +27,13 @@ from antiphon.kernels.rotation import rotation
 from antiphon.kernels.sampling.contract import CodecRules, TextRules
 from antiphon.kernels.sampling.op import sample_codec, sample_text
 from antiphon.kernels.silu_mul.op import silu_mul
+from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.kernels.vocoder_attention.contract import Entries, Reading
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.model import ModelConfig
-from antiphon.stages.paged import CacheConfig, PagedDecoder, Row
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.step_packing import Row
 
 Launch = Callable[[], object]
 
@@ -75,6 +78,8 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
     make = _Maker(config, sizes, device, dtype)
     return (
         *make.paged_attention(),
+        *make.key_slots(),
+        *make.step_rotations(),
         *make.rotary_store(),
         *make.rms_norm(),
         *make.silu_mul(),
@@ -148,6 +153,28 @@ class _Maker:
         )
         return lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
 
+    def key_slots(self) -> Iterator[KernelCase]:
+        keys = self.sizes.context_tokens
+        for num in self.sizes.num_sessions:
+            num_bytes = 4 * num * keys
+            make = partial(self._slots, num)
+            yield KernelCase("key_slots", f"{keys} keys each", "sessions", num, num_bytes, 0, make)
+
+    def _slots(self, num_sessions: int) -> Launch:
+        step, _ = layout(self.decoder, num_sessions, self.sizes.context_tokens, 1, self.device, self.dtype)
+        return lambda: key_slots(step.blocks, step.segments, step.spans, step.block_size, step.max_keys)
+
+    def step_rotations(self) -> Iterator[KernelCase]:
+        for num in self.rows:
+            num_bytes = 3 * num * (8 + 4 * self.decoder.head_dim)
+            make = partial(self._rotations, num)
+            yield KernelCase("step_rotations", "three columns", "tokens", num, num_bytes, 0, make)
+
+    def _rotations(self, num_tokens: int) -> Launch:
+        decoder = self.decoder
+        anchor, ring, key = (torch.arange(num_tokens, device=self.device) + 1000 * column for column in range(3))
+        return lambda: step_rotations(anchor, ring, key, decoder.head_dim, decoder.rope_theta)
+
     def rotary_store(self) -> Iterator[KernelCase]:
         heads, kv_heads, head_dim = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_dim
         for num in self.rows:
@@ -164,8 +191,9 @@ class _Maker:
 
     def _store(self, num_tokens: int) -> Launch:
         decoder, size = self.decoder, 16
-        q = self.normal(num_tokens, decoder.num_heads, decoder.head_dim)
-        k, v = (self.normal(num_tokens, decoder.num_kv_heads, decoder.head_dim) for _ in range(2))
+        num_heads = [decoder.num_heads, decoder.num_kv_heads, decoder.num_kv_heads]
+        projected = self.normal(num_tokens, sum(num_heads), decoder.head_dim)
+        q, k, v = torch.split(projected, num_heads, dim=1)
         weight = torch.ones(decoder.head_dim, device=self.device, dtype=self.dtype)
         positions = torch.arange(num_tokens, device=self.device)
         by = rotation(positions, decoder.head_dim, decoder.rope_theta)
@@ -189,10 +217,16 @@ class _Maker:
                 0,
                 partial(self._norm, num, width),
             )
+            make = partial(self._add_norm, num, width)
+            yield KernelCase("rms_norm", f"width {width}, after adding", "tokens", num, 2 * num_bytes, 0, make)
 
     def _norm(self, num_tokens: int, width: int) -> Launch:
         x, weight = self.normal(num_tokens, width), self.normal(width)
         return lambda: rms_norm(x, weight, self.decoder.rms_norm_eps)
+
+    def _add_norm(self, num_tokens: int, width: int) -> Launch:
+        x, added, weight = self.normal(num_tokens, width), self.normal(num_tokens, width), self.normal(width)
+        return lambda: add_rms_norm(x, added, weight, self.decoder.rms_norm_eps)
 
     def silu_mul(self) -> Iterator[KernelCase]:
         width = self.decoder.intermediate_size
@@ -209,8 +243,8 @@ class _Maker:
             )
 
     def _gate(self, num_tokens: int, width: int) -> Launch:
-        gate, up = self.normal(num_tokens, width), self.normal(num_tokens, width)
-        return lambda: silu_mul(gate, up)
+        gate_up = self.normal(num_tokens, 2 * width)
+        return lambda: silu_mul(gate_up)
 
     def rotate_keys(self) -> Iterator[KernelCase]:
         decoder, num = self.decoder, self.sizes.context_tokens

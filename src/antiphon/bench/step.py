@@ -32,7 +32,8 @@ from antiphon.models.minicpmo.vocoder import SeededNoise
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.draw_table import DrawPlace, Newest
-from antiphon.stages.paged import CacheConfig, Row
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.step_packing import Row
 from antiphon.stages.stepping import Finished, Request
 from antiphon.stages.talker.choosing import CodecDraw
 from antiphon.stages.talker.speaker import Speaker, SpeakerSteps
@@ -55,6 +56,7 @@ class StepPlan:
     """Numbers of sessions for each stage; none leaves it out. *_tokens: of each session's context.
 
     mixed_tokens: of steps that take units in. voice_s: of the vocoder's voices; it remembers as much speech and 2 s.
+    has_graphs: steps are recorded where there is a GPU.
     """
 
     thinker_sessions: tuple[int, ...]
@@ -66,6 +68,7 @@ class StepPlan:
     voice_s: float
     num_steps: int
     num_repetitions: int
+    has_graphs: bool
 
 
 def run_step(target: Target, plan: StepPlan) -> BenchResult:
@@ -110,6 +113,15 @@ def _endless(finished: Sequence[Finished[ResultT]]) -> None:
         raise one.result
 
 
+def _prepare(plan: StepPlan, decoder: PagedDecoder, max_rows: int, max_tokens: int) -> None:
+    """Random numbers in the cache, and its steps recorded as in an engine."""
+    if plan.has_graphs and decoder.cache.keys.device.type == "cuda":
+        for _ in decoder.capture(max_rows, max_tokens):
+            pass
+    for part in (decoder.cache.keys, decoder.cache.values):
+        part.normal_()
+
+
 def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     num_mixed = tuple(num_tokens // MIXED_ROW_TOKENS for num_tokens in plan.mixed_tokens)
     num_most = max((*plan.thinker_sessions, *num_mixed), default=0)
@@ -119,8 +131,7 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     max_tokens = plan.context_tokens + MIXED_ROW_TOKENS
     one = CacheConfig.for_tokens(max_tokens, num_segments=2)
     decider = Decider(network, target.source.tokenizer(), CacheConfig(num_most * one.num_blocks, one.block_size))
-    for part in (decider.decoder.cache.keys, decider.decoder.cache.values):
-        part.normal_()
+    _prepare(plan, decider.decoder, num_most, network.config.max_position_tokens)
     states = [decider.open(_session(f"session {number}"), max_tokens) for number in range(num_most)]
     for state in states:
         fill(state.memory.context, plan.context_tokens)
@@ -202,8 +213,7 @@ def _talker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     max_tokens = plan.talker_tokens + 1
     one = CacheConfig.for_tokens(max_tokens, num_segments=1)
     speaker = Speaker(network, CacheConfig(max(plan.talker_sessions) * one.num_blocks, one.block_size))
-    for part in (speaker.decoder.cache.keys, speaker.decoder.cache.values):
-        part.normal_()
+    _prepare(plan, speaker.decoder, max(plan.talker_sessions), network.config.max_position_tokens)
     contexts = []
     for _ in range(max(plan.talker_sessions)):
         context = Context(speaker.decoder.pool, SlideMode.ROTATE_QUERY, max_tokens)
