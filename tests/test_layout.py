@@ -35,7 +35,7 @@ LAYOUT: dict[str, tuple[str, ...]] = {
         "models.minicpmo.prompt",
     ),
     "runner": ("config", "errors"),
-    "inspection": ("config", *STAGES_AND_BELOW),
+    "inspection": ("config", "runner.device", *STAGES_AND_BELOW),
     "happenings": STAGES_AND_BELOW,
     "counts": STAGES_AND_BELOW,
     "call": ("config", "happenings", *STAGES_AND_BELOW),

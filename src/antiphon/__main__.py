@@ -26,9 +26,10 @@ from antiphon.core.window import SlideMode, WindowPolicy
 from antiphon.engine import Call, Engine
 from antiphon.errors import ConfigError
 from antiphon.inspection import inspect as inspect_checkpoint
-from antiphon.inspection import render, render_memory, session_memory
+from antiphon.inspection import needs_of_engine, render, render_memory, session_memory
 from antiphon.models.minicpmo.checkpoint import Checkpoint, open_checkpoint
 from antiphon.models.minicpmo.hift_config import Generation
+from antiphon.models.minicpmo.model import model_config
 from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS, wrap
 from antiphon.models.minicpmo.tiny import write_tiny
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
@@ -37,6 +38,7 @@ from antiphon.recording import CallWriter, Channels, Recording, read_voice
 from antiphon.runner.device import resolve_device
 from antiphon.server.app import build_app
 from antiphon.server.flags import with_flags
+from antiphon.server.for_engine import engine_config, session_config
 from antiphon.server.run import serve as run_server
 from antiphon.server.settings import from_environment, from_file, from_flags, resolve
 from antiphon.timeline import Timeline
@@ -170,6 +172,9 @@ def tiny(
 def inspect(
     model: Annotated[str, typer.Argument(metavar="DIR|HF-ID", help="Checkpoint folder or hub id.")],
     memory: Annotated[bool, typer.Option(help="Also say what voices and sessions take.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also say what a server with these options takes when full.")
+    ] = None,
 ) -> None:
     """Say what a checkpoint holds, what is missing or unexpected, and the memory it needs."""
     with errors_in_one_line():
@@ -178,6 +183,10 @@ def inspect(
         render(inspection, console)
         if memory:
             render_memory(session_memory(checkpoint), console)
+        if config is not None:
+            settings = resolve(from_file(config)).settings
+            engine, session = engine_config(settings), session_config(settings, ())
+            render_memory(needs_of_engine(model_config(checkpoint), engine, session), console)
     if not inspection.is_complete:
         raise typer.Exit(EXIT_BAD_INPUT)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from antiphon.models.minicpmo.flow_cache import FlowShape
 from antiphon.models.minicpmo.flow_membership import Retention, max_speech_frames
 from antiphon.models.minicpmo.model import ModelConfig, build_model, model_config
 from antiphon.models.minicpmo.speech_arena import ArenaSize
+from antiphon.runner.device import DTYPES
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.talker.stage import turn_cache
 from antiphon.stages.thinker.senses import num_input_tokens
@@ -134,6 +136,38 @@ def needs_of_sessions(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNee
         window = ArenaSize(max_speaking=0, max_frames=0, max_windows=1).num_bytes(shape, stored)
         needs.append(CacheNeed(f"flow, {name}", "session in one solve", window))
     return tuple(needs)
+
+
+def needs_of_engine(config: ModelConfig, engine: EngineConfig, session: SessionConfig) -> tuple[CacheNeed, ...]:
+    """What an engine takes when it is full: what is allocated at start, and what its sessions come to hold.
+
+    session: whose need it is made for. Not in it: what steps compute with, recorded steps, and the device's own.
+    """
+    dtype, shape = DTYPES[engine.dtype], FlowShape(config.flow, NUM_FLOW_STEPS)
+    window_tokens = session.window.peak_tokens(engine.max_prompt_tokens, _unit_tokens(config, session))
+    context = CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS)
+    turn = turn_cache(config.talker.max_position_tokens)
+    voice_frames = math.ceil(engine.code2wav.voice_s * MEL_FRAME_RATE_HZ)
+    retention, grid = engine.code2wav.retention, engine.code2wav.grid
+    arena = ArenaSize.for_turns(retention, voice_frames, engine.max_speaking, grid.largest)
+    weights = sum(
+        torch.Size(size).numel() * part.dtype(dtype).itemsize
+        for part in build_model(config).parts()
+        for size in part.shapes().values()
+    )
+    inputs_bytes = window_tokens * config.thinker.decoder.hidden_size * dtype.itemsize
+    calls, speaking = f"{engine.max_calls} calls", f"{engine.max_speaking} speaking sessions"
+    thinker_bytes = _cache_bytes(config.thinker.decoder, context, dtype)
+    talker_bytes = _cache_bytes(config.talker.decoder, turn, dtype)
+    return (
+        CacheNeed("weights", "engine", weights),
+        CacheNeed("thinker KV", calls, engine.max_calls * thinker_bytes),
+        CacheNeed("kept inputs", calls, engine.max_calls * inputs_bytes * session.keeps_inputs),
+        CacheNeed("audio encoder KV", calls, engine.max_calls * _audio_bytes(config, dtype)),
+        CacheNeed("talker KV", speaking, engine.max_speaking * talker_bytes),
+        CacheNeed("flow", speaking, arena.num_bytes(shape, DTYPES[engine.code2wav.dtype])),
+        CacheNeed("stored voices", "engine", engine.max_stored_voice_bytes),
+    )
 
 
 def render_memory(needs: Iterable[CacheNeed], console: Console) -> None:
