@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,7 +42,11 @@ from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 
 DRAIN_S = 20.0
 """After the last unit, so long is waited for what was not finished."""
+TIMETABLE_S = 5e-6
+"""Time that a line of the timetable may take to be written, before the clock starts."""
 FILL_WORD = "so "
+NEVER = -1
+"""A unit that no call has."""
 NUM_SECONDS = 8
 """Different ones that are said by turns."""
 
@@ -55,13 +60,36 @@ class Said:
     fill_text: str
 
 
+def _integers() -> array[int]:
+    return array("q")
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """Times by unit, in order; small, so that a long run's memory is the engine's."""
+
+    units: array[int] = field(default_factory=_integers)
+    times_s: array[float] = field(default_factory=_floats)
+
+    def add(self, unit: int, at_s: float) -> None:
+        self.units.append(unit)
+        self.times_s.append(at_s)
+
+    def by_unit(self) -> dict[int, float]:
+        return dict(zip(self.units, self.times_s, strict=True))
+
+
 @dataclass(slots=True, eq=False)
 class Caller:
     """One of them. Written by the engine's thread as soon as its call has begun; read when the run is over.
 
     target_tokens: that its context shall have when the clock starts. fill_steps: after each unit of the fill, it.
-    units: of the call, by those of the timetable that were taken.
-    decided_s, finished_s: by unit of the call. heard: unit, turn and sound, in order.
+    units: of the call, by those of the timetable; `NEVER` where one was not taken.
+    decided, finished, heard: by unit of the call; of what was heard also its turn and how much it was.
     """
 
     target_tokens: int
@@ -72,13 +100,15 @@ class Caller:
     end: SessionEnded | None = None
     num_fill_units: int = 0
     num_context_tokens: int = 0
-    decided_s: dict[int, float] = field(default_factory=dict)
-    finished_s: dict[int, float] = field(default_factory=dict)
-    heard: list[tuple[int, int, Heard]] = field(default_factory=list)
-    slides: list[int] = field(default_factory=list)
+    decided: Marks = field(default_factory=Marks)
+    finished: Marks = field(default_factory=Marks)
+    heard: Marks = field(default_factory=Marks)
+    heard_turns: array[int] = field(default_factory=_integers)
+    heard_samples: array[int] = field(default_factory=_integers)
+    slides: array[int] = field(default_factory=_integers)
     refused: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    units: dict[int, int] = field(default_factory=dict)
+    units: array[int] = field(default_factory=_integers)
     num_unsent: int = 0
 
     def happened(self, happening: Happening) -> None:
@@ -88,9 +118,11 @@ class Caller:
             case UnitDecided():
                 self._decided(happening, now_s)
             case UnitFinished(unit=unit):
-                self.finished_s[unit] = now_s
+                self.finished.add(unit, now_s)
             case Speech(chunk=chunk, samples=samples):
-                self.heard.append((chunk.unit, chunk.address.turn, Heard(now_s, samples.numel())))
+                self.heard.add(chunk.unit, now_s)
+                self.heard_turns.append(chunk.address.turn)
+                self.heard_samples.append(samples.numel())
             case WindowSlid(unit=unit):
                 self.slides.append(unit)
             case SessionOpened():
@@ -105,7 +137,7 @@ class Caller:
                 self.lost.append(reason)
 
     def _decided(self, decided: UnitDecided, now_s: float) -> None:
-        self.decided_s[decided.unit] = now_s
+        self.decided.add(decided.unit, now_s)
         self.num_context_tokens = decided.num_context_tokens
         if not self.is_filling:
             return
@@ -134,9 +166,10 @@ class Caller:
                 sender.send_picture(self.said.pictures[unit % len(self.said.pictures)])
             sender.send_audio(self.said.seconds[unit % len(self.said.seconds)])
         except AudioError:
+            self.units.append(NEVER)
             self.num_unsent += 1
         else:
-            self.units[unit] = self.num_fill_units + len(self.units)
+            self.units.append(self.num_fill_units + len(self.units) - self.num_unsent)
 
     @property
     def is_alive(self) -> bool:
@@ -163,11 +196,15 @@ def run_load(
     for sender in senders:
         sender.close()
     _wait(lambda: all(caller.end is not None for caller in callers), DRAIN_S)
+    by_session: list[list[Due]] = [[] for _ in callers]
+    for due in pace.due:
+        by_session[due.session].append(due)
+    due_of = tuple(zip(callers, by_session, strict=True))
     return LoadRun(
         plan=plan,
-        units=tuple(_unit_times(callers[due.session], due) for due in pace.due),
-        turns=tuple(turn for number, caller in enumerate(callers) for turn in _turns(caller, number, plan, pace.due)),
-        sending_s=pace.sending_s,
+        units=tuple(times for caller, own in due_of for times in _unit_times(caller, own)),
+        turns=tuple(turn for caller, own in due_of for turn in _turns(caller, own, plan)),
+        sending_s=tuple(pace.sending_s),
         memory=pace.memory,
         troubles=_troubles(callers, is_lost),
         num_slides=sum(
@@ -250,16 +287,16 @@ def _fill(callers: Sequence[Caller], senders: Sequence[Sender], fill_steps: Simp
 @dataclass(frozen=True, slots=True)
 class _Pace:
     due: tuple[Due, ...]
-    sending_s: tuple[float, ...]
+    sending_s: array[float]
     memory: tuple[MemoryAt, ...]
 
 
 def _paced(plan: LoadPlan, callers: Sequence[Caller], senders: Sequence[Sender], device: torch.device) -> _Pace:
     """Send every unit at its time; a time that has passed is not made up for."""
-    start_s = time.perf_counter()
     num_units = plan.num_warm_up_units + plan.num_units
+    start_s = time.perf_counter() + TIMETABLE_S * plan.num_sessions * num_units
     table = tuple(timetable(plan.num_sessions, num_units, plan.arrival, start_s))
-    sending_s, memory = [], []
+    sending_s, memory = _floats(), []
     for due in table:
         wait_s = due.at_s - time.perf_counter()
         if wait_s > 0:
@@ -272,7 +309,7 @@ def _paced(plan: LoadPlan, callers: Sequence[Caller], senders: Sequence[Sender],
             sending_s.append(sent_s - due.at_s)
         if due.session == 0:
             memory.append(memory_at(sent_s - start_s, device))
-    return _Pace(table, tuple(sending_s), tuple(memory))
+    return _Pace(table, sending_s, tuple(memory))
 
 
 def memory_at(at_s: float, device: torch.device) -> MemoryAt:
@@ -287,7 +324,10 @@ def _drain(callers: Sequence[Caller]) -> None:
     """Wait for what is still on its way, but not for ever."""
 
     def is_done(caller: Caller) -> bool:
-        return not caller.is_alive or len(caller.finished_s) >= caller.num_fill_units + len(caller.units)
+        return (
+            not caller.is_alive
+            or len(caller.finished.units) >= caller.num_fill_units + len(caller.units) - caller.num_unsent
+        )
 
     _wait(lambda: all(map(is_done, callers)), DRAIN_S)
 
@@ -299,34 +339,32 @@ def _wait(is_over: Callable[[], bool], limit_s: float = float("inf")) -> None:
         time.sleep(0.005)
 
 
-def _unit_times(caller: Caller, due: Due) -> UnitTimes:
-    unit = caller.units.get(due.unit, -1)
-    pieces = (heard.at_s for of_unit, _, heard in caller.heard if of_unit == unit and heard.num_samples)
-    return UnitTimes(
-        session=due.session,
-        unit=due.unit,
-        complete_s=due.at_s,
-        decided_s=caller.decided_s.get(unit),
-        first_pcm_s=next(pieces, None),
-        finished_s=caller.finished_s.get(unit),
-    )
+def _unit_times(caller: Caller, table: Sequence[Due]) -> Iterator[UnitTimes]:
+    """table: of this caller."""
+    decided, finished = caller.decided.by_unit(), caller.finished.by_unit()
+    first_pcm: dict[int, float] = {}
+    for unit, at_s, num_samples in zip(caller.heard.units, caller.heard.times_s, caller.heard_samples, strict=True):
+        if num_samples:
+            first_pcm.setdefault(unit, at_s)
+    for due in table:
+        unit = caller.units[due.unit] if due.unit < len(caller.units) else NEVER
+        yield UnitTimes(due.session, due.unit, due.at_s, decided.get(unit), first_pcm.get(unit), finished.get(unit))
 
 
-def _turns(caller: Caller, session: int, plan: LoadPlan, table: Sequence[Due]) -> list[TurnHeard]:
-    """Of the measured time, the end of a turn that began before it too."""
-    due_of = {caller.units[due.unit]: due for due in table if due.session == session and due.unit in caller.units}
+def _turns(caller: Caller, table: Sequence[Due], plan: LoadPlan) -> Iterator[TurnHeard]:
+    """Of the measured time, the end of a turn that began before it too. table: of this caller."""
+    due_of = dict(zip(caller.units, table, strict=False))
     turns: dict[int, list[tuple[Due, Heard]]] = {}
-    for unit, turn, heard in caller.heard:
+    heard = zip(caller.heard.units, caller.heard.times_s, caller.heard_turns, caller.heard_samples, strict=True)
+    for unit, at_s, turn, num_samples in heard:
         if unit in due_of:  # an input that was refused, which is counted, moves the numbers of all after it
-            turns.setdefault(turn, []).append((due_of[unit], heard))
-    found = []
+            turns.setdefault(turn, []).append((due_of[unit], Heard(at_s, num_samples)))
     for pieces in turns.values():
-        measured = [(due, heard) for due, heard in pieces if due.unit >= plan.num_warm_up_units]
+        measured = [(due, piece) for due, piece in pieces if due.unit >= plan.num_warm_up_units]
         if measured:
             first = pieces[0][0]
             began_s = first.at_s if first.unit >= plan.num_warm_up_units else None
-            found.append(TurnHeard(session, measured[0][0].unit, began_s, tuple(heard for _, heard in measured)))
-    return found
+            yield TurnHeard(first.session, measured[0][0].unit, began_s, tuple(piece for _, piece in measured))
 
 
 def _troubles(callers: Sequence[Caller], is_lost: Sequence[bool]) -> Troubles:

@@ -13,14 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from antiphon.bench.callers import memory_at, run_load
+from antiphon.bench.environment import device_name
 from antiphon.bench.load import LoadPlan, LoadRun
 from antiphon.bench.pacing import Arrival
 from antiphon.bench.results import BenchResult, Count, Figure, Quantity, Unit
 from antiphon.bench.script import Talk
 from antiphon.bench.target import Target
-from antiphon.config import SessionConfig
+from antiphon.config import EngineConfig, SessionConfig
 from antiphon.engine import Engine
+from antiphon.errors import ConfigError
 from antiphon.live import LiveEngine
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER
 from antiphon.server.for_engine import engine_config, session_config
@@ -78,7 +82,7 @@ def loaded(target: Target, settings: ServerSettings) -> Iterator[Loaded]:
     marker = target.source.tokenizer().encode(PREVIOUS_MARKER)
     config, session = engine_config(settings), session_config(settings, marker)
     started_s = time.perf_counter()
-    with Engine.of(target.source, config, session) as engine:
+    with _engine(target, config, session) as engine:
         target.synchronize()
         took_s, memory = time.perf_counter() - started_s, memory_at(0.0, target.device)
         size = ("sessions", settings.max_calls)
@@ -89,6 +93,17 @@ def loaded(target: Target, settings: ServerSettings) -> Iterator[Loaded]:
         )
         with LiveEngine(engine) as live:
             yield Loaded(live, session, (loading,), counts)
+
+
+def _engine(target: Target, config: EngineConfig, session: SessionConfig) -> Engine:
+    """Raises: ConfigError if its caches do not fit."""
+    try:
+        return Engine.of(target.source, config, session)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"weights and caches of {config.max_calls} calls do not fit into {device_name(target.device)}; ask for "
+            "fewer sessions or shorter windows: antiphon inspect --memory has the arithmetic"
+        ) from error
 
 
 def run_unit(target: Target, flags: ProfileFlags, plans: Sequence[LoadPlan], say: Say) -> BenchResult:

@@ -16,9 +16,10 @@ from antiphon.bench.results import BenchResult, Count, Figure, Limit, Quantity, 
 from antiphon.bench.target import Target
 from antiphon.bench.timing import COPY_BYTES, copy_bytes_per_s, operator_times_us
 
-COLD_BYTES = 2**28
-"""Operands that are rotated over are larger together: several times the cache of any GPU."""
-MAX_COPIES = 64
+GROUP_BYTES = 2**28
+"""Operators that move less are called several times in a repetition, on as many operands."""
+MAX_CALLS = 16
+"""In a repetition: so many are launched while the device is kept busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _figure(case: KernelCase, name: str, times_us: tuple[float, ...], limits: li
 
 
 def _times_us(case: KernelCase, make: Callable[[], Launch], target: Target, num_repetitions: int) -> tuple[float, ...]:
-    num_copies = min(MAX_COPIES, -(-COLD_BYTES // max(1, case.num_bytes))) if target.device.type == "cuda" else 1
-    times_us = operator_times_us([make() for _ in range(num_copies)], target.device, num_repetitions)
+    num_calls = min(MAX_CALLS, -(-GROUP_BYTES // case.num_bytes)) if target.device.type == "cuda" else 1
+    times_us = operator_times_us([make() for _ in range(num_calls)], target.device, num_repetitions)
     target.forget()
     return times_us

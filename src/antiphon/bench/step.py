@@ -250,6 +250,8 @@ def _code2wav_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     if not plan.code2wav_sessions:
         return
     num_most, config = max(plan.code2wav_sessions), Code2WavConfig()
+    if target.device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # as in an engine: `Code2WavBuilder`
     model = target.source.load(Section.VOCODER, target.device, target.torch_dtype)
     voice_frames = round(plan.voice_s * MEL_FRAME_RATE_HZ)
     size = ArenaSize.for_turns(config.retention, voice_frames, num_most, 2 * num_most)

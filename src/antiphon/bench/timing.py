@@ -14,6 +14,8 @@ import torch
 
 _SPIN_CYCLES = 20_000_000
 """About 10 ms: time to launch hundreds of kernels."""
+_FLUSHED_BYTES = 2**28
+"""More than any cache holds: after so much was written, nothing else is in it."""
 COPY_BYTES = 2**30
 """Read, and as many written, by the copy that bandwidth is measured with; on a CPU a sixteenth."""
 
@@ -54,21 +56,26 @@ def operator_times_us(
 ) -> tuple[float, ...]:
     """Time of one call, once per repetition, in which all calls run one after the other.
 
-    calls: the same work on operands of their own, together larger than the caches, so that each finds them cold.
+    calls: the same work, each on operands of its own; on a GPU none of them is in a cache when a repetition begins.
     """
     for call in calls:
         call()
-    return tuple(_group_us(calls, device) / len(calls) for _ in range(num_repetitions))
+    if device.type == "cuda":
+        flush = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+        return tuple(_group_on_gpu_us(calls, device, flush) / len(calls) for _ in range(num_repetitions))
+    return tuple(_group_us(calls) / len(calls) for _ in range(num_repetitions))
 
 
-def _group_us(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    if device.type != "cuda":
-        started_s = time.perf_counter()
-        for call in calls:
-            call()
-        return 1e6 * (time.perf_counter() - started_s)
+def _group_us(calls: Sequence[Callable[[], object]]) -> float:
+    started_s = time.perf_counter()
+    for call in calls:
+        call()
+    return 1e6 * (time.perf_counter() - started_s)
+
+
+def _group_on_gpu_us(calls: Sequence[Callable[[], object]], device: torch.device, flush: torch.Tensor) -> float:
     start, end = _event(), _event()
-    torch.cuda.synchronize(device)
+    flush.zero_()
     # Nothing else keeps a GPU busy for a time that is known.
     torch.cuda._sleep(_SPIN_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
     start.record()
