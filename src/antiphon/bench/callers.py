@@ -202,8 +202,8 @@ def run_load(
     due_of = tuple(zip(callers, by_session, strict=True))
     return LoadRun(
         plan=plan,
-        units=tuple(times for caller, own in due_of for times in _unit_times(caller, own)),
-        turns=tuple(turn for caller, own in due_of for turn in _turns(caller, own, plan)),
+        units=tuple(times for caller, own in due_of for times in unit_times(caller, own)),
+        turns=tuple(turn for caller, own in due_of for turn in turns_heard(caller, own, plan)),
         sending_s=tuple(pace.sending_s),
         memory=pace.memory,
         troubles=_troubles(callers, is_lost),
@@ -339,7 +339,7 @@ def _wait(is_over: Callable[[], bool], limit_s: float = float("inf")) -> None:
         time.sleep(0.005)
 
 
-def _unit_times(caller: Caller, table: Sequence[Due]) -> Iterator[UnitTimes]:
+def unit_times(caller: Caller, table: Sequence[Due]) -> Iterator[UnitTimes]:
     """table: of this caller."""
     decided, finished = caller.decided.by_unit(), caller.finished.by_unit()
     first_pcm: dict[int, float] = {}
@@ -351,7 +351,7 @@ def _unit_times(caller: Caller, table: Sequence[Due]) -> Iterator[UnitTimes]:
         yield UnitTimes(due.session, due.unit, due.at_s, decided.get(unit), first_pcm.get(unit), finished.get(unit))
 
 
-def _turns(caller: Caller, table: Sequence[Due], plan: LoadPlan) -> Iterator[TurnHeard]:
+def turns_heard(caller: Caller, table: Sequence[Due], plan: LoadPlan) -> Iterator[TurnHeard]:
     """Of the measured time, the end of a turn that began before it too. table: of this caller."""
     due_of = dict(zip(caller.units, table, strict=False))
     turns: dict[int, list[tuple[Due, Heard]]] = {}
