@@ -15,8 +15,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from antiphon.__main__ import EXIT_BAD_INPUT, EXIT_CONTEXT_FULL, app
+from antiphon.__main__ import EXIT_CONTEXT_FULL, app
 from antiphon.config import Code2WavConfig
+from antiphon.console import EXIT_BAD_INPUT
 from antiphon.units import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 
 CALLER = Path(__file__).parents[1] / "examples" / "caller.flac"

@@ -38,10 +38,10 @@ def test_every_stage_is_timed_by_its_number_of_sessions_device_and_host_apart() 
         ("thinker, decode, 90 tokens each", 2): [*parts],
         (f"thinker, {MIXED_ROW_TOKENS} new tokens a session, 90 tokens each", 3 * MIXED_ROW_TOKENS): [*parts],
         ("talker, 40 tokens each", 2): [*parts],
-        (f"DiT solve, {frames} frames each", 1): [*parts],
-        (f"code2wav, {frames} frames each", 1): [*parts],
-        (f"DiT solve, {frames} frames each", 2): [*parts],
-        (f"code2wav, {frames} frames each", 2): [*parts],
+        (f"DiT solve, {frames} frames each, float32", 1): [*parts],
+        (f"code2wav, {frames} frames each, float32", 1): [*parts],
+        (f"DiT solve, {frames} frames each, float32", 2): [*parts],
+        (f"code2wav, {frames} frames each, float32", 2): [*parts],
     }
 
 

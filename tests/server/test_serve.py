@@ -15,7 +15,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from antiphon.__main__ import EXIT_BAD_INPUT, app
+from antiphon.__main__ import app
+from antiphon.console import EXIT_BAD_INPUT
 from antiphon.server.settings import flag, options
 
 LAPTOP = Path(__file__).parents[2] / "deploy" / "laptop-cpu.yaml"

@@ -28,7 +28,7 @@ from antiphon.kernels.sampling.contract import CodecRules, TextRules
 from antiphon.kernels.sampling.op import sample_codec, sample_text
 from antiphon.kernels.silu_mul.op import silu_mul
 from antiphon.kernels.step_rotations.op import step_rotations
-from antiphon.kernels.vocoder_attention.contract import Entries, Reading
+from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.model import ModelConfig
@@ -359,12 +359,12 @@ class _Maker:
             [*range(row * num_own, (row + 1) * num_own), *(-1 - index for index in range(past - num_own))]
             for row in range(num)
         ]
-        reading = Reading.of(arena, [voice] * num, lists)
+        reading = Reading.of(arena, [voice] * num, lists, [chunk] * num)
         q, k, v = (
-            self.normal(2 * num, estimator.num_heads, chunk, estimator.head_dim, dtype=torch.float32) for _ in range(3)
+            self.normal(2 * num, chunk, estimator.num_heads, estimator.head_dim, dtype=torch.float32) for _ in range(3)
         )
         scale = estimator.head_dim**-0.5
-        return lambda: vocoder_attention(q, k, v, reading, 0, bias=None, scale=scale)
+        return lambda: vocoder_attention(q, k, v, reading, 0, by_distance=None, scale=scale, products=Products.FLOAT32)
 
 
 def layout(

@@ -24,8 +24,11 @@ from antiphon.core.context import Context
 from antiphon.core.messages import CodecChunk
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import SlideMode
-from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS, FlowRow, MelSynthesizer, draw_noise
+from antiphon.models.minicpmo.captured import GraphRecorder
+from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import FlowShape
+from antiphon.models.minicpmo.flow_compute import Compute
+from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.model import Section
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.vocoder import SeededNoise
@@ -249,29 +252,38 @@ def _saying(speaker: Speaker, context: Context) -> SpeakerSteps[CodecChunk]:
 def _code2wav_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     if not plan.code2wav_sessions:
         return
-    num_most, config = max(plan.code2wav_sessions), Code2WavConfig()
     if target.device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # as in an engine: `Code2WavBuilder`
+    for compute in Compute if target.device.type == "cuda" else (Compute.FLOAT32,):
+        yield from _figures_computed_in(compute, target, plan)
+
+
+def _figures_computed_in(compute: Compute, target: Target, plan: StepPlan) -> Iterator[Figure]:
+    num_most, config = max(plan.code2wav_sessions), Code2WavConfig()
     model = target.source.load(Section.VOCODER, target.device, target.torch_dtype)
     voice_frames = round(plan.voice_s * MEL_FRAME_RATE_HZ)
     size = ArenaSize.for_turns(config.retention, voice_frames, num_most, 2 * num_most)
     shape = FlowShape(model.config.flow, NUM_FLOW_STEPS)
     arena = SpeechArena(shape, config.retention, size, torch.float32, target.device)
     noise = draw_noise(model.config.flow.num_mel_bins, 0, target.device)
-    synthesizer = model.synthesizer(noise, arena)
+    synthesizer = model.synthesizer(noise, arena, compute)
     voice = synthesizer.build_voice(random_voice(target.source, plan.voice_s))
-    renderer = Renderer(synthesizer, model.vocoder(), BatchGrid(tuple(sorted({1, *plan.code2wav_sessions}))))
+    grid = BatchGrid(tuple(sorted({1, *plan.code2wav_sessions})))
+    renderer = Renderer(synthesizer, model.vocoder(compute), grid)
+    if plan.has_graphs and target.device.type == "cuda":
+        for _ in renderer.capture((CHUNK_TOKENS,), voice_frames, GraphRecorder.on(target.device)):
+            pass
     states = [renderer.open(voice, SeededNoise(number, target.device)) for number in range(num_most)]
     # Until as much is remembered as ever is: as many seconds as the voice has, and the reference's two.
     for second in range(round(plan.voice_s) + 3):
         _render(renderer, states, is_flush=second == 0)
     for num in plan.code2wav_sessions:
         rows = states[:num]
-        frames = rows[0].speech.num_past_frames
+        of = f"{rows[0].speech.num_past_frames} frames each, {compute.value}"
         solve = _Solve(synthesizer, tuple(rows), model.config.flow.vocab_size)
-        yield from _figures(f"DiT solve, {frames} frames each", ("sessions", num), _repeated(target, plan, solve.run))
+        yield from _figures(f"DiT solve, {of}", ("sessions", num), _repeated(target, plan, solve.run))
         times = _repeated(target, plan, partial(_render, renderer, rows, is_flush=False))
-        yield from _figures(f"code2wav, {frames} frames each", ("sessions", num), times)
+        yield from _figures(f"code2wav, {of}", ("sessions", num), times)
 
 
 def _render(renderer: Renderer, states: Sequence[Code2WavState], *, is_flush: bool) -> None:
@@ -292,6 +304,6 @@ class _Solve:
 
     def run(self) -> None:
         tokens = [index % self.num_codec_ids for index in range(CHUNK_TOKENS + LOOKAHEAD_TOKENS)]
-        rows = [FlowRow(tokens, state.voice, state.speech) for state in self.states]
-        for row, (_, after) in zip(rows, self.synthesizer.speak(rows, is_last=False), strict=True):
+        rows = [FlowRow(tokens, state.voice, state.speech, is_last=False) for state in self.states]
+        for row, (_, after) in zip(rows, self.synthesizer.speak(rows), strict=True):
             self.synthesizer.arena.keep_only(row.speech, [after])

@@ -1,7 +1,8 @@
 """Whole solves of the flow as CUDA graphs, encoder and all Euler steps: one for each number of sessions and length.
 
 A chunk is filled up to a length of the grid. What fits none, or reads more than there is room for, is solved launch by
-launch with the same code. Shown on a GPU by tests/test_cuda_vocoder.py, without one by tests/kernels/test_solves_by_kernels.py.
+launch with the same code. Shown on a GPU by tests/test_cuda_vocoder.py, elsewhere by
+tests/kernels/test_solves_by_kernels.py.
 """
 
 from __future__ import annotations
