@@ -1,4 +1,4 @@
-"""The decoder's preparation: what is merged is what was loaded, and nothing of it stays twice."""
+"""The decoder's weights and forms: what is merged is what was loaded, and few tokens come to what many come to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from antiphon.core.blocks import BlockPool
+from antiphon.core.context import Context
+from antiphon.core.window import SlideMode
+from antiphon.kernels.rotary_store.contract import StepRotations
+from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.models.minicpmo.checkpoint import Part, WeightFile
 from antiphon.models.minicpmo.config import DecoderConfig
-from antiphon.models.minicpmo.decoder import Attention, Decoder, FeedForward
+from antiphon.models.minicpmo.decoder import Attention, Decoder, FeedForward, Layer
 from antiphon.models.minicpmo.tiny.weights import random_weights
+from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
 
 CONFIG = DecoderConfig(24, 3, 6, 2, 4, 40, 1e4, 1e-6, has_qk_norm=True)
 MERGED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -34,7 +40,7 @@ def test_a_merged_projection_gives_what_its_parts_give() -> None:
     for one, other in zip(modules_of(apart, Attention), modules_of(whole, Attention), strict=True):
         assert isinstance(one, Attention)
         assert isinstance(other, Attention)
-        for part, got in zip((one.q_proj, one.k_proj, one.v_proj), other.project(x), strict=True):
+        for part, got in zip((one.q_proj, one.k_proj, one.v_proj), other.heads(other.qkv_proj(x)), strict=True):
             assert got.stride(-1) == 1
             # A product of another width may sum in another order; what a matrix holds is the same.
             torch.testing.assert_close(got.flatten(1), part(x))
@@ -43,6 +49,27 @@ def test_a_merged_projection_gives_what_its_parts_give() -> None:
         assert isinstance(other, FeedForward)
         gate, up = one.gate_proj(x), one.up_proj(x)
         torch.testing.assert_close(other(x), one.down_proj(nn.functional.silu(gate) * up))
+
+
+def test_a_layer_for_few_tokens_comes_to_what_any_layer_comes_to() -> None:
+    network = loaded()
+    network.merge_projections()
+    layer = network.layers[1]
+    assert isinstance(layer, Layer)
+    context = Context(BlockPool(8, 4), SlideMode.ROTATE_QUERY, 100)
+    context.append_prompt(3)
+    rows = PackedRows.of([Row(context, context.append(5))], CONFIG.num_heads // CONFIG.num_kv_heads)
+    buffer = StepBuffer(rows.shape, pinned=False)
+    buffer.fill(rows)
+    step = layout_in(buffer.host, rows.shape, rows.spans, 4)
+    turns = step_rotations(step.positions, step.ring_positions, step.key_positions, CONFIG.head_dim, CONFIG.rope_theta)
+    rotations = StepRotations(*turns, slots=step.slots)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, CONFIG.hidden_size, generator=generator)
+    keys, values = torch.randn(2, 8, 4, CONFIG.num_kv_heads, CONFIG.head_dim, generator=generator)
+    few = layer.run_few(x, step, rotations, (keys.clone(), values.clone()))
+    attended, added = layer(x, layer.input_layernorm(x), step, rotations, (keys, values))
+    assert torch.equal(few, attended + added)
 
 
 def test_merging_keeps_every_weight_once() -> None:

@@ -154,5 +154,5 @@ def first_layer(network: ThinkerNetwork, inputs: Tensor, positions: Tensor) -> t
     """
     config, layer = network.config.decoder, network.model.layers[0]
     assert isinstance(layer, Layer)
-    _, keys, values = layer.self_attn.project(layer.input_layernorm(inputs))
+    _, keys, values = layer.self_attn.heads(layer.self_attn.qkv_proj(layer.input_layernorm(inputs)))
     return rotate(layer.self_attn.k_norm(keys), rotation(positions, config.head_dim, config.rope_theta)), values

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from antiphon.kernels.few_rows.op import linear_add, norm_gated, norm_linear, pays_for
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
 from antiphon.kernels.rms_norm.op import add_rms_norm, rms_norm
@@ -55,22 +56,29 @@ class Attention(nn.Module):
         self.qkv_proj = merged(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: [N, hidden]. Returns q [N, H, D], k and v [N, Hkv, D], views of one tensor."""
+    def heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """projected: [N, (H + 2 Hkv) D]. Returns q [N, H, D], k and v [N, Hkv, D], views of it."""
         config = self._config
-        heads = self.qkv_proj(x).view(x.shape[0], config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        heads = projected.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         return q, k, v
 
-    def forward(self, x: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]) -> Tensor:
-        """x: [N, hidden]. cache: (keys, values) of this layer, written. Returns [N, hidden]."""
-        q, k, v = self.project(x)
+    def forward(
+        self, projected: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """What stands between the projections.
+
+        projected: [N, (H + 2 Hkv) D], what `qkv_proj` gives.
+        cache: (keys, values) of this layer, written.
+        Returns [N, H D], what `o_proj` takes.
+        """
+        q, k, v = self.heads(projected)
         norm = None
         if self._config.has_qk_norm:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self._config.rms_norm_eps)
         q_anchor, q_ring = rotary_store(q, k, v, norm, rotations, cache)
         attended = paged_attention(q_anchor, q_ring, *cache, step, self._config.head_dim**-0.5)
-        return self.o_proj(attended.flatten(1, 2))
+        return attended.flatten(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -101,6 +109,7 @@ class Layer(nn.Module):
         self.mlp = FeedForward(config)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self._eps = config.rms_norm_eps
 
     def forward(
         self,
@@ -116,8 +125,21 @@ class Layer(nn.Module):
         cache: (keys, values) of this layer, written.
         Returns x with the attention, and what the feed-forward adds to it, both [N, hidden].
         """
-        x, normed = self.post_attention_layernorm.after_adding(x, self.self_attn(normed, step, rotations, cache))
+        attention = self.self_attn
+        attended = attention(attention.qkv_proj(normed), step, rotations, cache)
+        x, normed = self.post_attention_layernorm.after_adding(x, attention.o_proj(attended))
         return x, self.mlp(normed)
+
+    def run_few(self, x: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]) -> Tensor:
+        """The same for few tokens, where a launch and a trip through memory cost more than to norm a row often.
+
+        x: [N, hidden], the layer's input, N at most `MAX_ROWS`. Returns its output, [N, hidden].
+        """
+        attention, mlp = self.self_attn, self.mlp
+        first, second = self.input_layernorm, self.post_attention_layernorm
+        projected = norm_linear(x, first.weight, self._eps, attention.qkv_proj.weight)
+        x = linear_add(attention(projected, step, rotations, cache), attention.o_proj.weight, x)
+        return linear_add(norm_gated(x, second.weight, self._eps, mlp.gate_up_proj.weight), mlp.down_proj.weight, x)
 
 
 class Decoder(nn.Module):
@@ -148,6 +170,8 @@ class Decoder(nn.Module):
         head_dim, theta = self.config.head_dim, self.config.rope_theta
         turns = step_rotations(step.positions, step.ring_positions, step.key_positions, head_dim, theta)
         rotations = StepRotations(*turns, slots=step.slots)
+        if pays_for(embeds):
+            return self._run_few(embeds, step, rotations, cache)
         layers = self._layers()
         norms = [*(layer.input_layernorm for layer in layers), self.norm]
         x, normed = embeds, norms[0](embeds)
@@ -155,6 +179,12 @@ class Decoder(nn.Module):
             x, added = layer(x, normed, step, rotations, (keys, values))
             x, normed = norm.after_adding(x, added)
         return normed
+
+    def _run_few(self, embeds: Tensor, step: StepLayout, rotations: StepRotations, cache: KVCache) -> Tensor:
+        x = embeds.contiguous()
+        for layer, keys, values in zip(self._layers(), cache.keys, cache.values, strict=True):
+            x = layer.run_few(x, step, rotations, (keys, values))
+        return self.norm(x)
 
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
