@@ -4,7 +4,8 @@
 
 Distances are root mean squares over mel bands of 20 log10 of magnitudes, their mean over frames. The samples' ratio to
 their error is also printed, though it tells little of 1.0.5: a pitch that differs in the last bits shifts the phase of
-all that follows, which nobody hears. Without a checkpoint the weights are random. Shown by tests/test_vocoder_error.py.
+all that follows, which nobody hears. Without a checkpoint the weights are random. Shown by
+tests/bench/test_vocoder_error.py.
 """
 
 from __future__ import annotations
