@@ -16,6 +16,10 @@ from torch import Tensor
 
 from antiphon.bench.contexts import filled_context
 from antiphon.kernels.attention.op import attention
+from antiphon.kernels.entry_store.contract import HeadNorms
+from antiphon.kernels.entry_store.op import norm_and_store
+from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update, tail_source
+from antiphon.kernels.frame_norm.op import modulated_windows
 from antiphon.kernels.key_slots.op import key_slots
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
@@ -28,7 +32,7 @@ from antiphon.kernels.sampling.contract import CodecRules, TextRules
 from antiphon.kernels.sampling.op import sample_codec, sample_text
 from antiphon.kernels.silu_mul.op import silu_mul
 from antiphon.kernels.step_rotations.op import step_rotations
-from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading
+from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading, Sink
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.model import ModelConfig
@@ -36,6 +40,15 @@ from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.step_packing import Row
 
 Launch = Callable[[], object]
+
+
+_CHUNK_FRAMES = 50
+_PRODUCTS = (
+    (torch.float32, Products.FLOAT32),
+    (torch.float32, Products.TF32),
+    (torch.bfloat16, Products.FLOAT32),
+)
+"""What the vocoder's attention computes in; bfloat16 has one way only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,8 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
         *make.sampling(),
         *make.attention(),
         *make.vocoder_attention(),
+        *make.frame_norm(),
+        *make.entry_store(),
     )
 
 
@@ -336,35 +351,82 @@ class _Maker:
         return lambda: attention(q, k, v, bias=None, scale=head_dim**-0.5)
 
     def vocoder_attention(self) -> Iterator[KernelCase]:
-        estimator, past, chunk = self.config.flow.estimator, self.sizes.cached_frames, 50
+        estimator, past, chunk = self.config.flow.estimator, self.sizes.cached_frames, _CHUNK_FRAMES
         width = estimator.num_heads * estimator.head_dim
         for num in self.sizes.num_sessions:
-            yield KernelCase(
-                "vocoder_attention",
-                f"{chunk} frames, {past} remembered",
-                "sessions",
-                num,
-                2 * num * (2 * past + 4 * chunk) * width * 4,
-                2 * 4 * num * chunk * (past + chunk) * width,
-                partial(self._speak, num, past, chunk),
-            )
+            for dtype, products in _PRODUCTS:
+                yield KernelCase(
+                    "vocoder_attention",
+                    f"{chunk} frames, {past} remembered, {dtype} {products.value}".replace("torch.", ""),
+                    "sessions",
+                    num,
+                    2 * num * (2 * past + 4 * chunk) * width * dtype.itemsize,
+                    2 * 4 * num * chunk * (past + chunk) * width,
+                    partial(self._speak, num, past, chunk, dtype, products),
+                )
 
-    def _speak(self, num: int, past: int, chunk: int) -> Launch:
+    def _speak(self, num: int, past: int, chunk: int, dtype: torch.dtype, products: Products) -> Launch:
         estimator = self.config.flow.estimator
         entry = (2, estimator.num_heads, estimator.head_dim)
         num_own = past // 2
-        arena = Entries(*(self.normal(1, num * num_own, *entry, dtype=torch.float32) for _ in range(2)))
-        voice = Entries(*(self.normal(1, past - num_own, *entry, dtype=torch.float32) for _ in range(2)))
+        arena = Entries(*(self.normal(1, num * num_own, *entry, dtype=dtype) for _ in range(2)))
+        voice = Entries(*(self.normal(1, past - num_own, *entry, dtype=dtype) for _ in range(2)))
         lists = [
             [*range(row * num_own, (row + 1) * num_own), *(-1 - index for index in range(past - num_own))]
             for row in range(num)
         ]
         reading = Reading.of(arena, [voice] * num, lists, [chunk] * num)
-        q, k, v = (
-            self.normal(2 * num, chunk, estimator.num_heads, estimator.head_dim, dtype=torch.float32) for _ in range(3)
-        )
+        q, k, v = self.normal(2 * num, chunk, 3, estimator.num_heads, estimator.head_dim, dtype=dtype).unbind(2)
         scale = estimator.head_dim**-0.5
-        return lambda: vocoder_attention(q, k, v, reading, 0, by_distance=None, scale=scale, products=Products.FLOAT32)
+        return lambda: vocoder_attention(q, k, v, reading, 0, by_distance=None, scale=scale, products=products)
+
+    def frame_norm(self) -> Iterator[KernelCase]:
+        """As before a convolution of the estimator, in bfloat16: the stream is read and written, windows are made."""
+        width = self.config.flow.estimator.hidden_size
+        for num in self.sizes.num_sessions:
+            yield KernelCase(
+                "frame_norm",
+                "update, norm, windows, bfloat16",
+                "sessions",
+                num,
+                2 * num * _CHUNK_FRAMES * width * (2 * 4 + 2 + 3 * 2),
+                2 * num * _CHUNK_FRAMES * width * 10,
+                partial(self._norm_frames, num, width),
+            )
+
+    def _norm_frames(self, num: int, width: int) -> Launch:
+        x = self.normal(2 * num, _CHUNK_FRAMES, width, dtype=torch.float32)
+        gate, shift, scale = self.normal(3, width, dtype=torch.float32)
+        update = Update(self.normal(*x.shape, dtype=torch.bfloat16), gate)
+        arena = self.normal(2 * num, 1, 2, TAIL_FRAMES, width, dtype=torch.float32)
+        places = torch.arange(2 * num, device=self.device)
+        befores = tuple(arena[num:])
+        sources = torch.tensor([tail_source(arena, before) for before in befores], device=self.device)
+        tails = ConvTails(arena, befores, sources, places[:num], torch.full_like(places[:num], _CHUNK_FRAMES))
+        return lambda: modulated_windows(x, update, shift, scale, tails, 0, eps=1e-6, dtype=torch.bfloat16)
+
+    def entry_store(self) -> Iterator[KernelCase]:
+        estimator = self.config.flow.estimator
+        width = estimator.num_heads * estimator.head_dim
+        for num in self.sizes.num_sessions:
+            yield KernelCase(
+                "entry_store",
+                "norms of queries and keys, bfloat16",
+                "sessions",
+                num,
+                2 * num * _CHUNK_FRAMES * width * 2 * (3 + 2 + 2),
+                2 * num * _CHUNK_FRAMES * width * 16,
+                partial(self._store_entries, num),
+            )
+
+    def _store_entries(self, num: int) -> Launch:
+        estimator, num_entries = self.config.flow.estimator, num * _CHUNK_FRAMES
+        entry, bfloat16 = (2, estimator.num_heads, estimator.head_dim), torch.bfloat16
+        entries = Entries(*(self.normal(1, num_entries, *entry, dtype=bfloat16) for _ in range(2)))
+        qkv = self.normal(2 * num, _CHUNK_FRAMES, 3, *entry[1:], dtype=bfloat16)
+        norms = HeadNorms(1e-5, *self.normal(4, estimator.head_dim, dtype=torch.float32))
+        sink = Sink(entries, torch.randperm(num_entries, device=self.device))
+        return lambda: norm_and_store(qkv, norms, 0, sink)
 
 
 def layout(
