@@ -97,8 +97,9 @@ class ThinkerBuilder:
         decider = Decider(model.thinker, tokenizer, cache)
         if config.cuda_graphs and self.device.type == "cuda":
             max_tokens = model.config.thinker.max_position_tokens
-            _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens))
-            _finish("thinker, draws", decider.chooser.capture(config.max_calls))
+            recorder = GraphRecorder.on(self.device)
+            _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
+            _finish("thinker, draws", decider.chooser.capture(config.max_calls, recorder))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
         return StageLoop(stage, Interruption.KEEPS_WORK)
 
@@ -119,8 +120,9 @@ class TalkerBuilder:
         stage = TalkerStage(network, cache, self.config.max_speaking_chats)
         if self.config.cuda_graphs and self.device.type == "cuda":
             speaker, max_rows = stage.speaker, self.config.max_speaking
-            _finish("talker, steps", speaker.decoder.capture(max_rows, speaker.max_context_tokens))
-            _finish("talker, draws", speaker.chooser.capture(max_rows))
+            recorder = GraphRecorder.on(self.device)
+            _finish("talker, steps", speaker.decoder.capture(max_rows, speaker.max_context_tokens, recorder))
+            _finish("talker, draws", speaker.chooser.capture(max_rows, recorder))
         return StageLoop(stage, Interruption.VOIDS_WORK)
 
 
@@ -157,10 +159,7 @@ class Code2WavBuilder:
         if self.config.cuda_graphs and device.type == "cuda":
             if doubt := config.chunk_tokens.doubt(CHUNK_TOKENS, LONGEST_CHUNK_TOKENS):
                 logger.warning("code2wav: %s", doubt)
-            with torch.inference_mode():
-                recorder = GraphRecorder.on(device)
-                for num_left in renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder):
-                    logger.info("code2wav: %d runs left to record", num_left)
+            _finish("code2wav", renderer.capture(config.chunk_tokens.sizes, voice_frames, GraphRecorder.on(device)))
         stage = Code2WavStage(renderer, voices, device)
         return StageLoop(stage, Interruption.VOIDS_WORK)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from antiphon.bench.callers import NEVER, Caller, Said, turns_heard, unit_times
+from antiphon.bench.load import Stages
 from antiphon.bench.pacing import Heard, timetable
 from bench.test_duplex import PLAN
 
@@ -24,22 +25,28 @@ def caller(units: list[int], heard: list[tuple[int, float, int, int]]) -> Caller
     return found
 
 
+def finish(one: Caller, unit: int, at_s: float) -> None:
+    one.finished.add(unit, at_s)
+    one.stages_ms.extend((1.0, 2.0, float(unit)))
+
+
 def test_the_first_pcm_of_a_unit_is_its_first_piece_with_sound() -> None:
     one = caller([7, 8, 9, 10], [(7, 101.2, 0, 0), (8, 102.3, 0, 480), (8, 102.9, 0, 480)])
     one.decided.add(6, 99.0)  # of the fill
     one.decided.add(8, 102.1)
-    one.finished.add(8, 103.0)
+    finish(one, 8, 103.0)
     times = list(unit_times(one, TABLE))
     assert [one.first_pcm_s for one in times] == [None, 102.3, None, None]
     assert [one.decided_s for one in times] == [None, 102.1, None, None]
     assert [one.finished_s for one in times] == [None, 103.0, None, None]
+    assert [one.stages for one in times] == [None, Stages(1.0, 2.0, 8.0), None, None]
     assert [one.complete_s for one in times] == [101, 102, 103, 104]
 
 
 def test_a_unit_that_was_not_taken_moves_the_numbers_of_those_after_it() -> None:
     one = caller([7, NEVER, 8], [])
-    one.finished.add(7, 101.5)
-    one.finished.add(8, 103.5)
+    finish(one, 7, 101.5)
+    finish(one, 8, 103.5)
     assert [times.finished_s for times in unit_times(one, TABLE)] == [101.5, None, 103.5, None]
 
 

@@ -50,12 +50,13 @@ def test_windows_are_full_before_the_clock_starts_and_every_unit_is_accounted_fo
     assert told["units complete"] == 4
     for name in ("units never finished", "units not taken", "sessions refused", "sessions lost", "inputs refused"):
         assert told[name] == 0, name
-    quantities = [figure.quantity for figure in result.figures]
+    quantities = list(dict.fromkeys(figure.quantity for figure in result.figures))
     assert quantities == [
         Quantity.LOADING,
         Quantity.DECIDED,
         Quantity.FIRST_PCM,
         Quantity.FIRST_AUDIO,
+        Quantity.STAGE_TIME,
         Quantity.LATENESS,
         Quantity.NEEDED_LEAD,
         Quantity.SENDING,

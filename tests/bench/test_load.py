@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from antiphon.bench.load import LoadPlan, LoadRun, MemoryAt, Troubles, TurnHeard, UnitTimes
+from antiphon.bench.load import LoadPlan, LoadRun, MemoryAt, Stages, Troubles, TurnHeard, UnitTimes
 from antiphon.bench.pacing import Arrival, Heard
 from antiphon.bench.results import Figure, Quantity
 from antiphon.bench.script import Talk
@@ -30,7 +30,8 @@ CALM = Troubles(0, 0, 0, 0, 0, ())
 def unit(number: int, took_s: float) -> UnitTimes:
     """One that speaks, and is decided after a tenth of the time."""
     complete_s = 100.0 + number
-    return UnitTimes(0, number, complete_s, complete_s + 0.1 * took_s, complete_s + took_s, complete_s + took_s)
+    end_s = complete_s + took_s
+    return UnitTimes(0, number, complete_s, complete_s + 0.1 * took_s, end_s, end_s, Stages(10.0, 20.0, number))
 
 
 def run(*units: UnitTimes, troubles: Troubles = CALM, turns: tuple[TurnHeard, ...] = ()) -> LoadRun:
@@ -61,6 +62,17 @@ def test_the_parts_of_the_measured_time_are_its_repetitions() -> None:
     assert figure(calm, Quantity.FIRST_PCM).repetition_p50s == pytest.approx((100, 300))
 
 
+def test_each_stage_has_its_times_and_a_unit_that_listens_only_the_thinkers() -> None:
+    silent = replace(unit(2, 0.1), first_pcm_s=None)
+    found = [one for one in run(unit(1, 0.1), silent, unit(3, 0.1)).figures() if one.quantity is Quantity.STAGE_TIME]
+    assert [(one.case.partition(":")[0], one.summary.num, round(one.summary.max)) for one in found] == [
+        ("thinker, listening", 1, 10),
+        ("thinker, speaking", 2, 10),
+        ("talker", 2, 20),
+        ("code2wav", 2, 3),
+    ]
+
+
 def test_a_unit_is_late_by_what_it_takes_beyond_its_second() -> None:
     late = run(unit(1, 0.5), unit(2, 1.1), unit(3, 1.3), unit(4, 1.15))
     assert figure(late, Quantity.LATENESS).summary.max == pytest.approx(300)
@@ -69,7 +81,7 @@ def test_a_unit_is_late_by_what_it_takes_beyond_its_second() -> None:
 
 
 def test_a_unit_that_was_never_finished_is_counted_and_has_no_time() -> None:
-    lost = run(unit(1, 0.1), UnitTimes(0, 2, 102.0, None, None, None))
+    lost = run(unit(1, 0.1), UnitTimes(0, 2, 102.0, None, None, None, None))
     assert figure(lost, Quantity.LATENESS).summary.num == 1
     assert counted(lost, "units complete") == 2
     assert counted(lost, "units never finished") == 1

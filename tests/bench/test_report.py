@@ -61,11 +61,23 @@ def test_a_report_has_a_plot_for_each_quantity_over_sizes_and_for_each_series(tm
     write_result(tmp_path, result())
     page = write_report(tmp_path).read_text()
     plots = sorted(path.name for path in tmp_path.glob("*.png"))
-    assert plots == ["step-host-memory.png", "step-step-host-time.png", "step-step-time.png"]
+    assert plots == ["step-host-memory.png", "step-step-host-time-sessions.png", "step-step-time-sessions.png"]
     for name in plots:
         assert f"({name})" in page
         with Image.open(tmp_path / name) as image:
             assert min(image.size) > 300
+
+
+def test_what_was_measured_over_sessions_and_over_tokens_has_two_plots(tmp_path: Path) -> None:
+    over = [
+        Figure.of(Quantity.STEP_TIME, "thinker", (per, number), Unit.MS, [[0.001 * number**2]], [])
+        for per in ("sessions", "tokens")
+        for number in (1, 100)
+    ]
+    write_result(tmp_path, BenchResult("step", SOMEWHERE, tuple(over)))
+    write_report(tmp_path)
+    plots = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert plots == ["step-step-time-sessions.png", "step-step-time-tokens.png"]
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from antiphon.bench.contexts import filled_context
 from antiphon.bench.results import Quantity
 from antiphon.bench.step import MIXED_ROW_TOKENS, StepPlan, run_step
 from antiphon.bench.target import RANDOM, target
-from antiphon.config import Dtype
+from antiphon.config import Code2WavConfig, Dtype
 from antiphon.core.blocks import BlockPool
 from antiphon.models.minicpmo.source import ModelSize
 
@@ -24,6 +24,7 @@ def test_every_stage_is_timed_by_its_number_of_sessions_device_and_host_apart() 
         num_steps=2,
         num_repetitions=2,
         has_graphs=True,
+        code2wav=Code2WavConfig(),
     )
     result = run_step(on, plan)
     parts = (Quantity.STEP_DEVICE_TIME, Quantity.STEP_HOST_TIME, Quantity.STEP_TIME)
@@ -38,10 +39,10 @@ def test_every_stage_is_timed_by_its_number_of_sessions_device_and_host_apart() 
         ("thinker, decode, 90 tokens each", 2): [*parts],
         (f"thinker, {MIXED_ROW_TOKENS} new tokens a session, 90 tokens each", 3 * MIXED_ROW_TOKENS): [*parts],
         ("talker, 40 tokens each", 2): [*parts],
-        (f"DiT solve, {frames} frames each, float32", 1): [*parts],
-        (f"code2wav, {frames} frames each, float32", 1): [*parts],
-        (f"DiT solve, {frames} frames each, float32", 2): [*parts],
-        (f"code2wav, {frames} frames each, float32", 2): [*parts],
+        (f"DiT solve, {frames} frames each", 1): [*parts],
+        (f"code2wav, {frames} frames each", 1): [*parts],
+        (f"DiT solve, {frames} frames each", 2): [*parts],
+        (f"code2wav, {frames} frames each", 2): [*parts],
     }
 
 

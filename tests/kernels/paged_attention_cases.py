@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from antiphon.core.context import Segment
 from antiphon.kernels.kv_cache import RowSpan, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
-from antiphon.kernels.paged_attention.tiles import TileKind, Tiles, tokens_per_tile
+from antiphon.kernels.paged_attention.tiles import TILE_NUMBERS, TileKind, Tiles, tokens_per_tile
 from antiphon.kernels.rotation import rotate, rotation
 from kernels.formulas import EPS, turned
 
@@ -125,7 +125,7 @@ def layout(
     spans: list[RowSpan] = []
     tables: list[list[tuple[int, int, int]]] = []
     blocks: list[int] = []
-    places: dict[TileKind, list[tuple[int, int]]] = {kind: [] for kind in TileKind}
+    places: dict[TileKind, list[tuple[int, ...]]] = {kind: [] for kind in TileKind}
     for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
         start = spans[-1].token_end if spans else 0
         spans.append(RowSpan(start, start + row.num_queries, row.num_keys, min(sum(row.anchor), row.num_keys)))
@@ -137,7 +137,7 @@ def layout(
         is_small = row.num_queries <= tokens_per_tile(TileKind.SMALL, group_size)
         kind = TileKind.SMALL if is_small else TileKind.LARGE
         size = tokens_per_tile(kind, group_size)
-        places[kind] += [(index, first) for first in range(start, spans[-1].token_end, size)]
+        places[kind] += [(index, first, *spans[-1][1:]) for first in range(start, spans[-1].token_end, size)]
     numbers = [(one.token_start, one.token_end, one.num_keys, one.num_anchor_keys) for one in spans]
     return StepLayout(
         positions=at,
@@ -148,7 +148,7 @@ def layout(
         spans=table_of(numbers, 4),
         segments=table_of(tables, MAX_SEGMENTS, 3),
         blocks=table_of(blocks),
-        tiles=tuple(Tiles(kind, table_of(own, 2)) for kind, own in places.items()),
+        tiles=tuple(Tiles(kind, table_of(own, TILE_NUMBERS)) for kind, own in places.items()),
         block_size=block_size,
         max_keys=max((one.num_keys for one in spans), default=0),
     )
@@ -226,16 +226,28 @@ CASES = {
 }
 
 
-def run_kernel(name: str) -> np.ndarray:
-    """To be called where TRITON_INTERPRET was set before anything imported Triton."""
+def run_kernel(name: str, device: str) -> np.ndarray:
+    """On the CPU to be called where TRITON_INTERPRET was set before anything imported Triton."""
     from antiphon.kernels.key_slots import kernel as slots_kernel
     from antiphon.kernels.paged_attention import kernel
 
     case = CASES[name]
-    step = case.step
+    step = on_device(case.step, device)
     listed = slots_kernel.key_slots(step.blocks, step.segments, step.spans, step.block_size, step.max_keys)
-    for row, mine, kernels in zip(step.rows, step.key_slots, listed, strict=True):
+    for row, mine, kernels in zip(step.rows, case.step.key_slots, listed.cpu(), strict=True):
         assert torch.equal(mine[: row.num_keys], kernels[: row.num_keys])
-    out = kernel.paged_attention(case.q_anchor, case.q_ring, case.keys, case.values, step, case.scale)
-    result: np.ndarray = out.numpy()
+    q_anchor, q_ring, keys, values = (x.to(device) for x in (case.q_anchor, case.q_ring, case.keys, case.values))
+    result: np.ndarray = kernel.paged_attention(q_anchor, q_ring, keys, values, step, case.scale).cpu().numpy()
     return result
+
+
+def on_device(step: StepLayout, device: str) -> StepLayout:
+    return replace(
+        step,
+        positions=step.positions.to(device),
+        slots=step.slots.to(device),
+        spans=step.spans.to(device),
+        segments=step.segments.to(device),
+        blocks=step.blocks.to(device),
+        tiles=tuple(replace(tiles, places=tiles.places.to(device)) for tiles in step.tiles),
+    )

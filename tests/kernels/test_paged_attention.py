@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -17,20 +15,17 @@ from antiphon.kernels.paged_attention.op import paged_attention
 from kernels.paged_attention_cases import CASES, MIXED, PIECE, REFORWARD, Heads, Row, build, run_kernel
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Executor]:
-    """A process of its own: Triton reads the variable when it is imported, and here others may need the compiler."""
-    pytest.importorskip("triton")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
-            yield process
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernel_is_dense_attention(name: str, interpreter: Executor) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_kernel_is_dense_attention(name: str, device: str, request: pytest.FixtureRequest) -> None:
     case = CASES[name]
-    got = torch.from_numpy(interpreter.submit(run_kernel, name).result())
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU here")
+        got = torch.from_numpy(run_kernel(name, device))
+    else:
+        process: Executor = request.getfixturevalue("interpreter")
+        got = torch.from_numpy(process.submit(run_kernel, name, device).result())
     torch.testing.assert_close(got.double(), case.want, rtol=0, atol=case.tolerance)
 
 

@@ -59,7 +59,7 @@ def test_a_layer_for_few_tokens_comes_to_what_any_layer_comes_to() -> None:
     context = Context(BlockPool(8, 4), SlideMode.ROTATE_QUERY, 100)
     context.append_prompt(3)
     rows = PackedRows.of([Row(context, context.append(5))], CONFIG.num_heads // CONFIG.num_kv_heads)
-    buffer = StepBuffer(rows.shape, pinned=False)
+    buffer = StepBuffer(rows.shape, torch.zeros(rows.shape.num_bytes, dtype=torch.uint8))
     buffer.fill(rows)
     step = layout_in(buffer.host, rows.shape, rows.spans, 4)
     turns = step_rotations(step.positions, step.ring_positions, step.key_positions, CONFIG.head_dim, CONFIG.rope_theta)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
@@ -40,10 +41,13 @@ def step_rows() -> list[Row]:
 
 
 def packed(rows: Sequence[Row], shape: StepShape) -> StepLayout:
-    buffer, own = StepBuffer(shape, pinned=False), PackedRows.of(rows, GROUP)
-    buffer.host.fill_(255)
+    buffer, own = StepBuffer(shape, leftovers(shape)), PackedRows.of(rows, GROUP)
     buffer.fill(own)
     return layout_in(buffer.host, shape, own.spans, 4)
+
+
+def leftovers(shape: StepShape) -> Tensor:
+    return torch.full((shape.num_bytes,), 255, dtype=torch.uint8)
 
 
 def shape_of(rows: Sequence[Row]) -> StepShape:
@@ -87,9 +91,9 @@ def test_every_token_is_in_one_tile_of_its_row_and_padding_in_none() -> None:
     shape = shape_of(rows)
     step = packed(rows, replace(shape, num_tiles=(shape.num_tiles[0] + 2, shape.num_tiles[1] + 1)))
     small, large = (tiles.places.tolist() for tiles in step.tiles)
-    assert [place for place in small if place[0] >= 0] == [[0, 0], [2, 31]]
+    assert [place for place in small if place[0] >= 0] == [[0, 0, 1, 17, 6], [2, 31, 33, 11, 0]]
     assert [len(small), len(large)] == [4, 3]
-    assert [place for place in large if place[0] >= 0] == [[1, 1], [1, 17]]
+    assert [place for place in large if place[0] >= 0] == [[1, 1, 31, 35, 5], [1, 17, 31, 35, 5]]
 
 
 def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
@@ -103,7 +107,7 @@ def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
 def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
     rows = step_rows()
     shape = shape_of(rows)
-    buffer, last = StepBuffer(shape, pinned=False), PackedRows.of(rows[2:], GROUP)
+    buffer, last = StepBuffer(shape, leftovers(shape)), PackedRows.of(rows[2:], GROUP)
     buffer.fill(PackedRows.of(rows, GROUP))
     num_bytes = buffer.fill(last)
     again, alone = layout_in(buffer.host, shape, last.spans, 4), packed(rows[2:], shape)

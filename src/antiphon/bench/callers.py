@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import torch
 from PIL import Image
 
-from antiphon.bench.load import LoadPlan, LoadRun, MemoryAt, Troubles, TurnHeard, UnitTimes
+from antiphon.bench.load import LoadPlan, LoadRun, MemoryAt, Stages, Troubles, TurnHeard, UnitTimes
 from antiphon.bench.pacing import Due, Heard, timetable
 from antiphon.bench.script import script_of
 from antiphon.bench.target import noise_reference, noise_second, random_voice
@@ -90,6 +90,7 @@ class Caller:
     target_tokens: that its context shall have when the clock starts. fill_steps: after each unit of the fill, it.
     units: of the call, by those of the timetable; `NEVER` where one was not taken.
     decided, finished, heard: by unit of the call; of what was heard also its turn and how much it was.
+    stages_ms: of every unit that is finished, in thinker, talker and code2wav.
     """
 
     target_tokens: int
@@ -102,6 +103,7 @@ class Caller:
     num_context_tokens: int = 0
     decided: Marks = field(default_factory=Marks)
     finished: Marks = field(default_factory=Marks)
+    stages_ms: array[float] = field(default_factory=_floats)
     heard: Marks = field(default_factory=Marks)
     heard_turns: array[int] = field(default_factory=_integers)
     heard_samples: array[int] = field(default_factory=_integers)
@@ -117,8 +119,9 @@ class Caller:
         match happening:
             case UnitDecided():
                 self._decided(happening, now_s)
-            case UnitFinished(unit=unit):
-                self.finished.add(unit, now_s)
+            case UnitFinished():
+                self.finished.add(happening.unit, now_s)
+                self.stages_ms.extend((happening.thinker_ms, happening.talker_ms, happening.code2wav_ms))
             case Speech(chunk=chunk, samples=samples):
                 self.heard.add(chunk.unit, now_s)
                 self.heard_turns.append(chunk.address.turn)
@@ -342,13 +345,23 @@ def _wait(is_over: Callable[[], bool], limit_s: float = float("inf")) -> None:
 def unit_times(caller: Caller, table: Sequence[Due]) -> Iterator[UnitTimes]:
     """table: of this caller."""
     decided, finished = caller.decided.by_unit(), caller.finished.by_unit()
+    in_stages = iter(caller.stages_ms)
+    stages = dict(zip(caller.finished.units, map(Stages, in_stages, in_stages, in_stages), strict=True))
     first_pcm: dict[int, float] = {}
     for unit, at_s, num_samples in zip(caller.heard.units, caller.heard.times_s, caller.heard_samples, strict=True):
         if num_samples:
             first_pcm.setdefault(unit, at_s)
     for due in table:
         unit = caller.units[due.unit] if due.unit < len(caller.units) else NEVER
-        yield UnitTimes(due.session, due.unit, due.at_s, decided.get(unit), first_pcm.get(unit), finished.get(unit))
+        yield UnitTimes(
+            session=due.session,
+            unit=due.unit,
+            complete_s=due.at_s,
+            decided_s=decided.get(unit),
+            first_pcm_s=first_pcm.get(unit),
+            finished_s=finished.get(unit),
+            stages=stages.get(unit),
+        )
 
 
 def turns_heard(caller: Caller, table: Sequence[Due], plan: LoadPlan) -> Iterator[TurnHeard]:

@@ -31,6 +31,7 @@ from antiphon.models.minicpmo.source import ModelSize, RandomWeights
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER
 from antiphon.runner.device import resolve_device
 from antiphon.server.for_engine import engine_config, session_config
+from antiphon.server.settings import from_file, resolve
 
 app = typer.Typer(no_args_is_help=True, help="Measure the engine and its parts; results are JSON and a report.")
 
@@ -109,6 +110,7 @@ def step(
     size: Size = ModelSize.FULL,
     device: Device = None,
     dtype: DtypeName = None,
+    profile: Profile = None,
     sessions: Numbers = "1,8,16,32,64,96",
     mixed: Annotated[str, typer.Option(metavar="N,N,..", help="Tokens of steps with new units.")] = "64,128,256,512",
     talkers: Annotated[str, typer.Option(metavar="N,N,..", help="Sessions of a talker step.")] = "1,16,48,96",
@@ -121,7 +123,10 @@ def step(
     repetitions: Repetitions = 5,
     out: Out = _OUT,
 ) -> None:
-    """Time a step of each stage, for one session and for many, with full contexts. An empty list leaves a part out."""
+    """Time a step of each stage, for one session and for many, with full contexts. An empty list leaves a part out.
+
+    Of a profile it takes what code2wav computes and remembers with.
+    """
     with errors_in_one_line():
         plan = StepPlan(
             thinker_sessions=_numbers(sessions),
@@ -134,6 +139,7 @@ def step(
             num_steps=steps,
             num_repetitions=repetitions,
             has_graphs=graphs,
+            code2wav=engine_config(resolve({} if profile is None else from_file(profile)).settings).code2wav,
         )
         _write(out, run_step(_target(weights, size, device, dtype), plan))
 

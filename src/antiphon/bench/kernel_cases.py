@@ -19,7 +19,7 @@ from antiphon.kernels.attention.op import attention
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.entry_store.op import norm_and_store
 from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update, tail_source
-from antiphon.kernels.frame_norm.op import modulated_windows
+from antiphon.kernels.frame_norm.op import mish_windows, modulated
 from antiphon.kernels.key_slots.op import key_slots
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
@@ -41,14 +41,8 @@ from antiphon.stages.step_packing import Row
 
 Launch = Callable[[], object]
 
-
-_CHUNK_FRAMES = 50
-_PRODUCTS = (
-    (torch.float32, Products.FLOAT32),
-    (torch.float32, Products.TF32),
-    (torch.bfloat16, Products.FLOAT32),
-)
-"""What the vocoder's attention computes in; bfloat16 has one way only."""
+CHUNK_FRAMES = 50
+"""Mel frames of a second of speech."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +94,8 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
         *make.sampling(),
         *make.attention(),
         *make.vocoder_attention(),
-        *make.frame_norm(),
         *make.entry_store(),
+        *make.frame_norm(),
     )
 
 
@@ -351,82 +345,92 @@ class _Maker:
         return lambda: attention(q, k, v, bias=None, scale=head_dim**-0.5)
 
     def vocoder_attention(self) -> Iterator[KernelCase]:
-        estimator, past, chunk = self.config.flow.estimator, self.sizes.cached_frames, _CHUNK_FRAMES
-        width = estimator.num_heads * estimator.head_dim
+        past, width = self.sizes.cached_frames, self._flow_width
         for num in self.sizes.num_sessions:
-            for dtype, products in _PRODUCTS:
-                yield KernelCase(
-                    "vocoder_attention",
-                    f"{chunk} frames, {past} remembered, {dtype} {products.value}".replace("torch.", ""),
-                    "sessions",
-                    num,
-                    2 * num * (2 * past + 4 * chunk) * width * dtype.itemsize,
-                    2 * 4 * num * chunk * (past + chunk) * width,
-                    partial(self._speak, num, past, chunk, dtype, products),
-                )
+            yield KernelCase(
+                "vocoder_attention",
+                f"{CHUNK_FRAMES} frames, {past} remembered",
+                "sessions",
+                num,
+                2 * num * (2 * past + 4 * CHUNK_FRAMES) * width * 4,
+                2 * 4 * num * CHUNK_FRAMES * (past + CHUNK_FRAMES) * width,
+                partial(self._speak, num, past),
+            )
 
-    def _speak(self, num: int, past: int, chunk: int, dtype: torch.dtype, products: Products) -> Launch:
-        estimator = self.config.flow.estimator
-        entry = (2, estimator.num_heads, estimator.head_dim)
-        num_own = past // 2
-        arena = Entries(*(self.normal(1, num * num_own, *entry, dtype=dtype) for _ in range(2)))
-        voice = Entries(*(self.normal(1, past - num_own, *entry, dtype=dtype) for _ in range(2)))
+    @property
+    def _flow_width(self) -> int:
+        return self.config.flow.estimator.num_heads * self.config.flow.estimator.head_dim
+
+    @property
+    def _entry(self) -> tuple[int, int, int]:
+        """Guidance rows, heads, head size."""
+        return 2, self.config.flow.estimator.num_heads, self.config.flow.estimator.head_dim
+
+    def float32(self, *shape: int) -> Tensor:
+        """What the flow computes with unless a profile says otherwise."""
+        return self.normal(*shape, dtype=torch.float32)
+
+    def _speak(self, num: int, past: int) -> Launch:
+        entry, num_own = self._entry, past // 2
+        arena = Entries(*(self.float32(1, num * num_own, *entry) for _ in range(2)))
+        voice = Entries(*(self.float32(1, past - num_own, *entry) for _ in range(2)))
         lists = [
             [*range(row * num_own, (row + 1) * num_own), *(-1 - index for index in range(past - num_own))]
             for row in range(num)
         ]
-        reading = Reading.of(arena, [voice] * num, lists, [chunk] * num)
-        q, k, v = self.normal(2 * num, chunk, 3, estimator.num_heads, estimator.head_dim, dtype=dtype).unbind(2)
-        scale = estimator.head_dim**-0.5
+        reading = Reading.of(arena, [voice] * num, lists, [CHUNK_FRAMES] * num)
+        _, num_heads, head_dim = entry
+        q, k, v = (self.float32(2 * num, CHUNK_FRAMES, num_heads, head_dim) for _ in range(3))
+        scale, products = head_dim**-0.5, Products.FLOAT32
         return lambda: vocoder_attention(q, k, v, reading, 0, by_distance=None, scale=scale, products=products)
 
-    def frame_norm(self) -> Iterator[KernelCase]:
-        """As before a convolution of the estimator, in bfloat16: the stream is read and written, windows are made."""
-        width = self.config.flow.estimator.hidden_size
-        for num in self.sizes.num_sessions:
-            yield KernelCase(
-                "frame_norm",
-                "update, norm, windows, bfloat16",
-                "sessions",
-                num,
-                2 * num * _CHUNK_FRAMES * width * (2 * 4 + 2 + 3 * 2),
-                2 * num * _CHUNK_FRAMES * width * 10,
-                partial(self._norm_frames, num, width),
-            )
-
-    def _norm_frames(self, num: int, width: int) -> Launch:
-        x = self.normal(2 * num, _CHUNK_FRAMES, width, dtype=torch.float32)
-        gate, shift, scale = self.normal(3, width, dtype=torch.float32)
-        update = Update(self.normal(*x.shape, dtype=torch.bfloat16), gate)
-        arena = self.normal(2 * num, 1, 2, TAIL_FRAMES, width, dtype=torch.float32)
-        places = torch.arange(2 * num, device=self.device)
-        befores = tuple(arena[num:])
-        sources = torch.tensor([tail_source(arena, before) for before in befores], device=self.device)
-        tails = ConvTails(arena, befores, sources, places[:num], torch.full_like(places[:num], _CHUNK_FRAMES))
-        return lambda: modulated_windows(x, update, shift, scale, tails, 0, eps=1e-6, dtype=torch.bfloat16)
-
     def entry_store(self) -> Iterator[KernelCase]:
-        estimator = self.config.flow.estimator
-        width = estimator.num_heads * estimator.head_dim
+        """Queries, keys and values are read, queries and keys changed in place, keys and values stored."""
         for num in self.sizes.num_sessions:
-            yield KernelCase(
-                "entry_store",
-                "norms of queries and keys, bfloat16",
-                "sessions",
-                num,
-                2 * num * _CHUNK_FRAMES * width * 2 * (3 + 2 + 2),
-                2 * num * _CHUNK_FRAMES * width * 16,
-                partial(self._store_entries, num),
-            )
+            num_bytes = 7 * 2 * num * CHUNK_FRAMES * self._flow_width * 4
+            make = partial(self._enter, num)
+            yield KernelCase("entry_store", f"{CHUNK_FRAMES} frames", "sessions", num, num_bytes, 0, make)
 
-    def _store_entries(self, num: int) -> Launch:
-        estimator, num_entries = self.config.flow.estimator, num * _CHUNK_FRAMES
-        entry, bfloat16 = (2, estimator.num_heads, estimator.head_dim), torch.bfloat16
-        entries = Entries(*(self.normal(1, num_entries, *entry, dtype=bfloat16) for _ in range(2)))
-        qkv = self.normal(2 * num, _CHUNK_FRAMES, 3, *entry[1:], dtype=bfloat16)
-        norms = HeadNorms(1e-5, *self.normal(4, estimator.head_dim, dtype=torch.float32))
-        sink = Sink(entries, torch.randperm(num_entries, device=self.device))
+    def _enter(self, num: int) -> Launch:
+        guidance, num_heads, head_dim = self._entry
+        qkv = self.float32(guidance * num, CHUNK_FRAMES, 3, num_heads, head_dim)
+        weight, bias = self.float32(head_dim), self.float32(head_dim)
+        norms = HeadNorms(1e-5, weight, bias, weight, bias)
+        entries = Entries(*(self.float32(1, num * CHUNK_FRAMES, *self._entry) for _ in range(2)))
+        sink = Sink.of(entries, range(num * CHUNK_FRAMES))
         return lambda: norm_and_store(qkv, norms, 0, sink)
+
+    def frame_norm(self) -> Iterator[KernelCase]:
+        """What stands before a product, and before a convolution: a frame is read with what is added, both written."""
+        for num in self.sizes.num_sessions:
+            num_bytes = 4 * 2 * num * CHUNK_FRAMES * self.config.flow.estimator.hidden_size * 4
+            case = f"{CHUNK_FRAMES} frames"
+            make = partial(self._modulate, num)
+            yield KernelCase("frame_norm", f"{case}, modulated", "sessions", num, num_bytes, 0, make)
+            make = partial(self._window, num)
+            yield KernelCase("frame_norm", f"{case}, windows of mish", "sessions", num, num_bytes, 0, make)
+
+    def _modulate(self, num: int) -> Launch:
+        width = self.config.flow.estimator.hidden_size
+        x, y = self.float32(2 * num, CHUNK_FRAMES, width), self.float32(2 * num, CHUNK_FRAMES, width)
+        gate, shift, scale = (self.float32(width) for _ in range(3))
+        update = Update(y, gate)
+        return lambda: modulated(x, update, shift, scale, eps=1e-6, dtype=torch.float32)
+
+    def _window(self, num: int) -> Launch:
+        width = self.config.flow.estimator.hidden_size
+        y, weight, bias = self.float32(2 * num, CHUNK_FRAMES, width), self.float32(width), self.float32(width)
+        # The first half of the places is read, the second written.
+        arena = self.float32(2 * num, 1, 2, TAIL_FRAMES, width)
+        befores = tuple(arena[:num].unbind())
+        tails = ConvTails(
+            arena=arena,
+            befores=befores,
+            sources=torch.tensor([tail_source(arena, before) for before in befores], device=self.device),
+            places=torch.arange(num, 2 * num, device=self.device),
+            lengths=torch.full((num,), CHUNK_FRAMES, device=self.device),
+        )
+        return lambda: mish_windows(y, weight, bias, tails, 0, eps=1e-5)
 
 
 def layout(

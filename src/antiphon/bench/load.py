@@ -40,6 +40,15 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """How long a unit was in each stage, waiting included."""
+
+    thinker_ms: float
+    talker_ms: float
+    code2wav_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class UnitTimes:
     """A unit of a session: when it was complete, decided, first heard of, and over; None for what never was.
 
@@ -52,6 +61,7 @@ class UnitTimes:
     decided_s: float | None
     first_pcm_s: float | None
     finished_s: float | None
+    stages: Stages | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +183,37 @@ class LoadRun:
         yield from self._figure(Quantity.DECIDED, decided)
         yield from self._figure(Quantity.FIRST_PCM, spoken)
         yield from self._figure(Quantity.FIRST_AUDIO, begun)
+        yield from self._stage_figures()
         yield from self._figure(Quantity.LATENESS, late, Limit("late above", plan.max_late_ms))
         yield from self._figure(Quantity.NEEDED_LEAD, leads, Limit("lead", plan.lead_ms))
         if self.sending_s:
             in_order = [(plan.num_warm_up_units, value) for value in self.sending_s]
             yield from self._figure(Quantity.SENDING, in_order)
 
-    def _figure(self, quantity: Quantity, values: Sequence[tuple[int, float]], *limits: Limit) -> Iterator[Figure]:
-        """values: unit and seconds. The parts of the measured time are the repetitions."""
+    def _stage_figures(self) -> Iterator[Figure]:
+        """Of units that listen, what the thinker takes; of those that speak, what each stage does."""
+        over = [(one.unit, one.stages, one.first_pcm_s is not None) for one in self.measured]
+        listening = [(unit, stages) for unit, stages, speaks in over if stages is not None and not speaks]
+        speaking = [(unit, stages) for unit, stages, speaks in over if stages is not None and speaks]
+        for name, values in (
+            ("thinker, listening", [(unit, stages.thinker_ms / 1000) for unit, stages in listening]),
+            ("thinker, speaking", [(unit, stages.thinker_ms / 1000) for unit, stages in speaking]),
+            ("talker", [(unit, stages.talker_ms / 1000) for unit, stages in speaking]),
+            ("code2wav", [(unit, stages.code2wav_ms / 1000) for unit, stages in speaking]),
+        ):
+            yield from self._figure(Quantity.STAGE_TIME, values, case=f"{name}: {self.plan.case}")
+
+    def _figure(
+        self, quantity: Quantity, values: Sequence[tuple[int, float]], *limits: Limit, case: str = ""
+    ) -> Iterator[Figure]:
+        """values: unit and seconds. The parts of the measured time are the repetitions. case: if not the load's."""
         parts: list[list[float]] = [[] for _ in range(self.plan.num_parts)]
         for unit, value_s in values:
             part = (unit - self.plan.num_warm_up_units) * self.plan.num_parts // self.plan.num_units
             parts[part].append(1000 * value_s)
         if values:
             size = ("sessions", self.plan.num_sessions)
-            yield Figure.of(quantity, self.plan.case, size, Unit.MS, [part for part in parts if part], limits)
+            yield Figure.of(quantity, case or self.plan.case, size, Unit.MS, [part for part in parts if part], limits)
 
     def counts(self) -> Iterator[Count]:
         """What happened how often, zeros too."""

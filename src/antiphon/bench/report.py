@@ -15,6 +15,8 @@ from antiphon.bench.results import BenchResult, Count, Figure, Series, Unit, rea
 from antiphon.errors import ConfigError
 
 REPORT_FILE = "report.md"
+_WIDE = 20
+"""Times that are further apart are drawn on a scale of logarithms."""
 _DECIMALS = {Unit.US: 1, Unit.MS: 2, Unit.S: 2}
 
 
@@ -87,12 +89,12 @@ def _count_table(counts: Sequence[Count]) -> Iterator[str]:
 
 
 def draw(result: BenchResult, folder: Path) -> list[Path]:
-    """One plot per quantity that was measured at several sizes, and one per series."""
+    """One plot per quantity and what it was measured over, if that was several numbers, and one per series."""
     paths = []
-    for quantity, group in groupby(_ordered(result.figures), lambda figure: figure.quantity):
-        figures = list(group)
+    for quantity, per in dict.fromkeys((figure.quantity, figure.per) for figure in result.figures):
+        figures = [figure for figure in result.figures if (figure.quantity, figure.per) == (quantity, per)]
         if len({figure.number for figure in figures}) > 1:
-            path = folder / f"{result.name}-{_slug(quantity.name)}.png"
+            path = folder / f"{result.name}-{_slug(quantity.name)}-{_slug(per)}.png"
             _draw_figures(quantity.value, figures, path)
             paths.append(path)
     for name in dict.fromkeys(one.name for one in result.series):
@@ -114,7 +116,11 @@ def _draw_figures(title: str, figures: Sequence[Figure], path: Path) -> None:
         (line,) = axes.plot(sizes, [figure.summary.p50 for figure in own], marker="o", label=case)
         axes.plot(sizes, [figure.summary.p99 for figure in own], linestyle=":", color=line.get_color())
     axes.set(title=f"{title}: p50, dotted p99", xlabel=figures[0].per, ylabel=figures[0].unit.value)
-    axes.set_ylim(bottom=0)
+    medians = [figure.summary.p50 for figure in figures]
+    if max(medians) > _WIDE * min(medians) > 0:
+        axes.set(xscale="log", yscale="log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
     sheet.savefig(path, dpi=110)
 

@@ -33,7 +33,8 @@ class Quantity(Enum):
     NEEDED_LEAD = "lead that a turn's listener needs"
     SENDING = "lateness of the generator"
     LOADING = "loading"
-    BUSY_TIME = "time of a unit in the stages, waiting included"
+    STAGE_TIME = "time of a unit in one stage, waiting included"
+    BUSY_TIME = "time of a unit in all stages, waiting included"
 
 
 class Unit(Enum):

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 
 from antiphon.bench.contexts import PROMPT_TOKENS, UNIT_TOKENS
-from antiphon.bench.results import BenchResult, Figure, Limit, Quantity, Unit
+from antiphon.bench.results import BenchResult, Figure, Limit, Quantity, Summary, Unit
 from antiphon.bench.target import Target
-from antiphon.bench.timing import StepTime, copy_bytes_per_s, timed
+from antiphon.bench.timing import StepTime, operator_times_us, timed
 from antiphon.core.window import BasicWindow, SlideMode
-from antiphon.kernels.kv_cache import KVCache
+from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.models.minicpmo.model import Section
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.stages.paged import CacheConfig
@@ -55,24 +55,22 @@ def run_slide(target: Target, plans: SlidePlans) -> BenchResult:
         figures=figures,
         notes=(
             "A slide is what follows the end of a unit that takes the context over its limit: the window's plan, its "
-            "transaction, and what the cache needs then. Each value is one slide, of a quarter of the context. `copy`: "
-            "of the surviving keys of all layers, read and written, at the bandwidth measured in this run.",
+            "transaction, and what the cache needs then. Each value is one slide, of a quarter of the context. The "
+            "operator of rotate_keys by itself, on the surviving keys of all layers, is beside a copy of them.",
         ),
     )
 
 
 def _figures(bench: _Bench) -> Iterator[Figure]:
     plans = bench.plans
-    bandwidth = copy_bytes_per_s(bench.target.device, plans.num_repetitions)
     for num_tokens in plans.context_tokens:
         size = ("tokens", num_tokens)
         query = [bench.slides(num_tokens, SlideMode.ROTATE_QUERY) for _ in range(plans.num_repetitions)]
         yield Figure.of(Quantity.SLIDE_HOST_TIME, "rotate_query", size, Unit.US, _of(query, lambda one: one.host_ms))
         keys = [bench.slides(num_tokens, SlideMode.ROTATE_KEYS) for _ in range(plans.num_repetitions)]
         yield Figure.of(Quantity.SLIDE_HOST_TIME, "rotate_keys", size, Unit.US, _of(keys, lambda one: one.host_ms))
-        copy = Limit("copy", 1e6 * bench.num_rotated_bytes(num_tokens) / bandwidth)
-        whole = _of(keys, lambda one: one.device_ms)
-        yield Figure.of(Quantity.SLIDE_TIME, "rotate_keys", size, Unit.US, whole, [copy])
+        yield Figure.of(Quantity.SLIDE_TIME, "rotate_keys", size, Unit.US, _of(keys, lambda one: one.whole_ms))
+        yield from bench.rotations(num_tokens)
         if plans.num_reprefills:
             anew = [[1000 * one.whole_ms] for one in bench.reprefills(num_tokens)]
             yield Figure.of(Quantity.SLIDE_TIME, "reprefill", size, Unit.US, anew)
@@ -117,12 +115,20 @@ class _Bench:
             memory.free()
         return times
 
-    def num_rotated_bytes(self, num_tokens: int) -> int:
-        """Keys of the units that survive, read and written."""
-        cache: KVCache = self.decider.decoder.cache
+    def rotations(self, num_tokens: int) -> Iterator[Figure]:
+        """The operator alone, and a copy of as many bytes, one after the other in the same run."""
+        cache, device = self.decider.decoder.cache, self.target.device
         num_units = (num_tokens * 3 // 4 - min(PROMPT_TOKENS, num_tokens // 2)) // UNIT_TOKENS
+        slots = torch.arange(num_units * UNIT_TOKENS, device=device)
         num_slots = cache.keys.shape[1] * cache.block_size
-        return 2 * num_units * UNIT_TOKENS * cache.keys.nbytes // num_slots
+        source = torch.zeros(len(slots) * cache.keys.nbytes // num_slots, dtype=torch.uint8, device=device)
+        to, theta = torch.empty_like(source), self.decider.decoder.rope_theta
+        num_repetitions, size = self.plans.num_slides, ("tokens", num_tokens)
+        copied = operator_times_us([lambda: to.copy_(source)], device, num_repetitions)
+        copy = Limit("copy", Summary.of(copied).p50)
+        rotated = operator_times_us([lambda: rotate_keys(cache.keys, slots, -7, theta)], device, num_repetitions)
+        for case, times, limits in (("copy", copied, []), ("rotate_keys", rotated, [copy])):
+            yield Figure.of(Quantity.KERNEL_TIME, case, size, Unit.US, [times], limits)
 
     def _memory(self, num_tokens: int, mode: SlideMode) -> ThinkerMemory:
         window = BasicWindow(num_tokens, num_tokens * 3 // 4)
@@ -133,12 +139,15 @@ class _Bench:
             raise AssertionError(f"a slide without new tokens asks for {request}")
 
     def _filled(self, memory: ThinkerMemory, num_tokens: int) -> ResultSteps:
-        """A prompt and units, computed; the last unit is open and takes the context over its limit."""
-        prompt_tokens = min(PROMPT_TOKENS, num_tokens // 2)
+        """A prompt and units, computed; the last unit is open and takes the context over its limit.
+
+        Units are long where the context is, so that filling it does not take longer than what is measured.
+        """
+        prompt_tokens, unit_tokens = min(PROMPT_TOKENS, num_tokens // 2), max(UNIT_TOKENS, num_tokens // 32)
         yield from memory.feed_prompt(self._embeds(prompt_tokens))
         unit = 0
-        while memory.context.num_tokens + UNIT_TOKENS <= num_tokens:
-            yield from memory.feed(self._embeds(UNIT_TOKENS))
+        while memory.context.num_tokens + unit_tokens <= num_tokens:
+            yield from memory.feed(self._embeds(unit_tokens))
             yield from memory.close_unit(unit, ())
             unit += 1
         yield from memory.feed(self._embeds(num_tokens + 1 - memory.context.num_tokens))
@@ -149,7 +158,7 @@ class _Bench:
         return PromptDone(memory.context.num_tokens)
 
     def _embeds(self, num_tokens: int) -> torch.Tensor:
-        return self.decider.embed(tuple(range(num_tokens)))
+        return self.decider.embed(tuple(index % UNIT_TOKENS for index in range(num_tokens)))
 
     def _run(self, steps: ResultSteps) -> None:
         self.decider.loop.run("slide", steps, deadline_s=0.0)

@@ -27,20 +27,20 @@ from antiphon.core.window import SlideMode
 from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS, MelSynthesizer, draw_noise
 from antiphon.models.minicpmo.flow_cache import FlowShape
-from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.model import Section
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.vocoder import SeededNoise
+from antiphon.runner.device import DTYPES
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.draw_table import DrawPlace, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.step_packing import Row
 from antiphon.stages.stepping import Finished, Request
-from antiphon.stages.talker.choosing import CodecDraw
+from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
 from antiphon.stages.talker.speaker import Speaker, SpeakerSteps
-from antiphon.stages.thinker.choosing import Turn, UnitDraw
+from antiphon.stages.thinker.choosing import TextChooser, Turn, UnitDraw
 from antiphon.stages.thinker.decider import Decider, DeciderState, DeciderSteps
 from antiphon.stages.thinker.state import PromptDone, ThinkerSession
 from antiphon.units import MEL_FRAME_RATE_HZ
@@ -59,7 +59,7 @@ class StepPlan:
     """Numbers of sessions for each stage; none leaves it out. *_tokens: of each session's context.
 
     mixed_tokens: of steps that take units in. voice_s: of the vocoder's voices; it remembers as much speech and 2 s.
-    has_graphs: steps are recorded where there is a GPU.
+    has_graphs: steps are recorded where there is a GPU. code2wav: as in an engine, but for voices and grid.
     """
 
     thinker_sessions: tuple[int, ...]
@@ -72,6 +72,7 @@ class StepPlan:
     num_steps: int
     num_repetitions: int
     has_graphs: bool
+    code2wav: Code2WavConfig
 
 
 def run_step(target: Target, plan: StepPlan) -> BenchResult:
@@ -116,13 +117,21 @@ def _endless(finished: Sequence[Finished[ResultT]]) -> None:
         raise one.result
 
 
-def _prepare(plan: StepPlan, decoder: PagedDecoder, max_rows: int, max_tokens: int) -> None:
-    """Random numbers in the cache, and its steps recorded as in an engine."""
+def _prepare(
+    plan: StepPlan, decoder: PagedDecoder, chooser: TextChooser | CodecChooser, max_rows: int, max_tokens: int
+) -> None:
+    """Random numbers in the cache, and steps and draws recorded as in an engine."""
     if plan.has_graphs and decoder.cache.keys.device.type == "cuda":
-        for _ in decoder.capture(max_rows, max_tokens):
-            pass
+        recorder = GraphRecorder.on(decoder.cache.keys.device)
+        _finish(decoder.capture(max_rows, max_tokens, recorder))
+        _finish(chooser.capture(max_rows, recorder))
     for part in (decoder.cache.keys, decoder.cache.values):
         part.normal_()
+
+
+def _finish(captures: Iterator[int]) -> None:
+    for _ in captures:
+        pass
 
 
 def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
@@ -134,7 +143,7 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     max_tokens = plan.context_tokens + MIXED_ROW_TOKENS
     one = CacheConfig.for_tokens(max_tokens, num_segments=2)
     decider = Decider(network, target.source.tokenizer(), CacheConfig(num_most * one.num_blocks, one.block_size))
-    _prepare(plan, decider.decoder, num_most, network.config.max_position_tokens)
+    _prepare(plan, decider.decoder, decider.chooser, num_most, network.config.max_position_tokens)
     states = [decider.open(_session(f"session {number}"), max_tokens) for number in range(num_most)]
     for state in states:
         fill(state.memory.context, plan.context_tokens)
@@ -216,7 +225,7 @@ def _talker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     max_tokens = plan.talker_tokens + 1
     one = CacheConfig.for_tokens(max_tokens, num_segments=1)
     speaker = Speaker(network, CacheConfig(max(plan.talker_sessions) * one.num_blocks, one.block_size))
-    _prepare(plan, speaker.decoder, max(plan.talker_sessions), network.config.max_position_tokens)
+    _prepare(plan, speaker.decoder, speaker.chooser, max(plan.talker_sessions), network.config.max_position_tokens)
     contexts = []
     for _ in range(max(plan.talker_sessions)):
         context = Context(speaker.decoder.pool, SlideMode.ROTATE_QUERY, max_tokens)
@@ -252,38 +261,33 @@ def _saying(speaker: Speaker, context: Context) -> SpeakerSteps[CodecChunk]:
 def _code2wav_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     if not plan.code2wav_sessions:
         return
+    num_most, config = max(plan.code2wav_sessions), plan.code2wav
     if target.device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # as in an engine: `Code2WavBuilder`
-    for compute in Compute if target.device.type == "cuda" else (Compute.FLOAT32,):
-        yield from _figures_computed_in(compute, target, plan)
-
-
-def _figures_computed_in(compute: Compute, target: Target, plan: StepPlan) -> Iterator[Figure]:
-    num_most, config = max(plan.code2wav_sessions), Code2WavConfig()
     model = target.source.load(Section.VOCODER, target.device, target.torch_dtype)
     voice_frames = round(plan.voice_s * MEL_FRAME_RATE_HZ)
     size = ArenaSize.for_turns(config.retention, voice_frames, num_most, 2 * num_most)
     shape = FlowShape(model.config.flow, NUM_FLOW_STEPS)
-    arena = SpeechArena(shape, config.retention, size, torch.float32, target.device)
+    arena = SpeechArena(shape, config.retention, size, DTYPES[config.dtype], target.device)
     noise = draw_noise(model.config.flow.num_mel_bins, 0, target.device)
-    synthesizer = model.synthesizer(noise, arena, compute)
+    synthesizer = model.synthesizer(noise, arena, config.compute)
     voice = synthesizer.build_voice(random_voice(target.source, plan.voice_s))
     grid = BatchGrid(tuple(sorted({1, *plan.code2wav_sessions})))
-    renderer = Renderer(synthesizer, model.vocoder(compute), grid)
+    renderer = Renderer(synthesizer, model.vocoder(config.compute), grid)
     if plan.has_graphs and target.device.type == "cuda":
-        for _ in renderer.capture((CHUNK_TOKENS,), voice_frames, GraphRecorder.on(target.device)):
-            pass
+        recorder = GraphRecorder.on(target.device)
+        _finish(renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder))
     states = [renderer.open(voice, SeededNoise(number, target.device)) for number in range(num_most)]
     # Until as much is remembered as ever is: as many seconds as the voice has, and the reference's two.
     for second in range(round(plan.voice_s) + 3):
         _render(renderer, states, is_flush=second == 0)
     for num in plan.code2wav_sessions:
         rows = states[:num]
-        of = f"{rows[0].speech.num_past_frames} frames each, {compute.value}"
+        frames = rows[0].speech.num_past_frames
         solve = _Solve(synthesizer, tuple(rows), model.config.flow.vocab_size)
-        yield from _figures(f"DiT solve, {of}", ("sessions", num), _repeated(target, plan, solve.run))
+        yield from _figures(f"DiT solve, {frames} frames each", ("sessions", num), _repeated(target, plan, solve.run))
         times = _repeated(target, plan, partial(_render, renderer, rows, is_flush=False))
-        yield from _figures(f"code2wav, {of}", ("sessions", num), times)
+        yield from _figures(f"code2wav, {frames} frames each", ("sessions", num), times)
 
 
 def _render(renderer: Renderer, states: Sequence[Code2WavState], *, is_flush: bool) -> None:

@@ -39,3 +39,23 @@ class Download:
         for event in self._events:
             event.synchronize()
         return self._host
+
+
+class Staging:
+    """A host buffer that is filled and copied to a GPU again and again, without a wait if the copies are few.
+
+    host: [n] uint8, pinned.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own lack
+
+    def make_free(self) -> None:
+        """Wait until what was sent last is on the device; before the buffer is filled."""
+        self._copied.synchronize()
+
+    def send(self, destination: Tensor, num_bytes: int) -> None:
+        """Copy the first bytes, in order with the work of the current stream."""
+        destination[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
+        self._copied.record()

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.kernels.transfer import upload
+from antiphon.kernels.transfer import Staging, upload
+from antiphon.models.minicpmo.captured import Recorder
 from antiphon.stages.draw_table import DrawTable
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -46,43 +47,35 @@ def on_device(columns: DrawColumns, device: torch.device) -> tuple[Tensor, Tenso
 class DrawGraphs:
     """Makes draws; owns the graphs, if any were captured. A step is drawn before the next one begins."""
 
-    def __init__(self, draw: Draw, table: DrawTable, padding: DrawColumns) -> None:
-        """padding: one draw that is nobody's, in the table's `NOBODY`."""
+    def __init__(self, draw: Draw, table: DrawTable, padding: DrawColumns, dtype: torch.dtype) -> None:
+        """padding: one draw that is nobody's, in the table's `NOBODY`. dtype: of states."""
         self._draw = draw
+        self._dtype = dtype
         self._table = table
         self._padding = padding
         self._captured: list[_Captured] = []
         self._table_version = 0
         self.num_eager = 0
 
-    def capture(self, max_draws: int, max_window_tokens: int, hidden_size: int, dtype: torch.dtype) -> Iterator[int]:
-        """Record up to so many draws, before the first one; on a GPU only. Yields how many graphs are left each time.
+    def capture(self, max_draws: int, max_window_tokens: int, hidden_size: int, recorder: Recorder) -> Iterator[int]:
+        """Record up to so many draws, before the first one; on a GPU only. Yields after each how many are left.
 
         max_window_tokens: of the histories; a longer one makes the table move, and the graphs useless.
         """
         self._table.reserve(2 * max_draws, max_window_tokens)
         self._table_version = self._table.version
         sizes = [*(size for size in _SIZES if size < max_draws), max_draws]
-        device = self._table.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own lack
-        pool = torch.cuda.graph_pool_handle()
-        for number, size in enumerate(reversed(sizes), start=1):
-            one = _Captured(self._padding, size, torch.zeros((size, hidden_size), dtype=dtype, device=device))
-            # Launched once so that every kernel is there, then recorded.
-            self._draw(*one.operands)
-            torch.cuda.synchronize(device)
-            with torch.cuda.graph(one.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                one.ids = self._draw(*one.operands)
-            self._captured.insert(0, one)
-            yield len(sizes) - number
+        for num_done, size in enumerate(reversed(sizes), start=1):
+            states = torch.zeros((size, hidden_size), dtype=self._dtype, device=self._table.device)
+            self._captured.insert(0, _Captured(self._draw, self._padding, states, recorder))
+            yield len(sizes) - num_done
 
     def run(self, states: Tensor, columns: DrawColumns) -> Tensor:
         """states: [M, hidden]. Returns ids [M] int64, on the device, until the next call."""
-        number = columns.num_draws
         if self._table.version == self._table_version:
-            for one in self._captured:
-                if number <= one.ids.shape[0]:
-                    return one.run(states, columns)
+            for captured in self._captured:
+                if columns.num_draws <= captured.num_draws:
+                    return captured.run(states, columns)
         self.num_eager += 1
         return self._draw(states, *on_device(columns, self._table.device))
 
@@ -90,47 +83,37 @@ class DrawGraphs:
 class _Captured:
     """The graph for one number of draws, and its operands."""
 
-    def __init__(self, padding: DrawColumns, size: int, states: Tensor) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        self.ids = torch.empty(size, dtype=torch.int64, device=states.device)
+    def __init__(self, draw: Draw, padding: DrawColumns, states: Tensor, recorder: Recorder) -> None:
+        """states: [num_draws, hidden]; written to from now on."""
+        self.num_draws = states.shape[0]
         self._states = states
-        num_whole, num_fractions = len(padding.whole), len(padding.fractions)
-        self._sizes = [8 * num_whole * size, 4 * num_fractions * size]
-        self._buffer = torch.empty(sum(self._sizes), dtype=torch.uint8, device=states.device)
-        self._staging = cycle([_Staging(padding, self._sizes) for _ in range(_NUM_STAGING)])
-        self._shapes = ((num_whole, size), (num_fractions, size))
+        shapes = (len(padding.whole), self.num_draws), (len(padding.fractions), self.num_draws)
+        sizes = [8 * shapes[0][0] * self.num_draws, 4 * shapes[1][0] * self.num_draws]
+        self._buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=states.device)
+        self._staging = cycle([_Staged(padding, sizes) for _ in range(_NUM_STAGING)])
         self._upload(DrawColumns([[] for _ in padding.whole], [[] for _ in padding.fractions]))
-
-    @property
-    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
-        whole, fractions = torch.split(self._buffer, self._sizes)
-        return (
-            self._states,
-            whole.view(torch.int64).view(self._shapes[0]),
-            fractions.view(torch.float32).view(self._shapes[1]),
-        )
+        whole, fractions = torch.split(self._buffer, sizes)
+        operands = whole.view(torch.int64).view(shapes[0]), fractions.view(torch.float32).view(shapes[1])
+        self._replay = recorder.record(lambda: draw(states, *operands))
 
     def run(self, states: Tensor, columns: DrawColumns) -> Tensor:
         self._upload(columns)
         self._states[: states.shape[0]].copy_(states)
-        self.graph.replay()
-        return self.ids[: states.shape[0]]
+        return self._replay()[: states.shape[0]]
 
     def _upload(self, columns: DrawColumns) -> None:
-        staging = next(self._staging)
-        staging.copied.synchronize()
-        staging.fill(columns)
-        self._buffer.copy_(staging.host, non_blocking=True)
-        staging.copied.record()
+        staged = next(self._staging)
+        staged.staging.make_free()
+        staged.fill(columns)
+        staged.staging.send(self._buffer, self._buffer.shape[0])
 
 
-class _Staging:
-    """A host buffer. copied: what was in it last is on the device."""
+class _Staged:
+    """A host buffer of a number of draws. sizes: bytes of its whole numbers and of its fractions."""
 
     def __init__(self, padding: DrawColumns, sizes: list[int]) -> None:
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own lack
-        self.host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        whole, fractions = torch.split(self.host, sizes)
+        self.staging = Staging(sum(sizes))
+        whole, fractions = torch.split(self.staging.host, sizes)
         self._whole = whole.view(torch.int64).view(len(padding.whole), -1).numpy()
         self._fractions = fractions.view(torch.float32).view(len(padding.fractions), -1).numpy()
         self._padding = np.array(padding.whole), np.array(padding.fractions)

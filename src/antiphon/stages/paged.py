@@ -16,6 +16,7 @@ from antiphon.core.context import Placement
 from antiphon.kernels.kv_cache import KVCache
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.transfer import upload
+from antiphon.models.minicpmo.captured import Recorder
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.stages.step_graphs import Forward, StepGraphs, step_shapes
 from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
@@ -49,9 +50,7 @@ class PagedDecoder:
         dtype: torch.dtype,
     ) -> None:
         self._forward = forward
-        self._hidden_size = decoder.hidden_size
         self._group_size = decoder.num_heads // decoder.num_kv_heads
-        self._graphs = StepGraphs(())
         self.num_eager_steps = 0
         self.rope_theta = decoder.rope_theta
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
@@ -59,22 +58,21 @@ class PagedDecoder:
         self.cache = KVCache(
             torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
         )
+        self._graphs = StepGraphs(forward, self.cache, decoder.hidden_size)
 
     @property
     def block_bytes(self) -> int:
         """Memory of one block, keys and values of all layers."""
         return self.cache.num_bytes // self.pool.num_blocks
 
-    def capture(self, max_rows: int, max_tokens: int) -> Iterator[int]:
+    def capture(self, max_rows: int, max_tokens: int, recorder: Recorder) -> Iterator[int]:
         """Record the steps of up to so many rows, of up to so many tokens each, before the first step; on a GPU only.
 
         Yields how many are left each time one is done.
         """
         max_keys = min(max_tokens, self.pool.num_blocks * self.pool.block_size)
         shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self._group_size)
-        graphs = StepGraphs.capture(self._forward, self.cache, shapes, self._hidden_size)
-        for number, self._graphs in enumerate(graphs, start=1):
-            yield len(shapes) - number
+        yield from self._graphs.capture(shapes, recorder)
 
     def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
         """One forward pass over all rows. embeds: [N, hidden], inputs of all their tokens, in order of rows.
@@ -88,7 +86,7 @@ class PagedDecoder:
         if captured is not None:
             return captured.run(packed, embeds)
         self.num_eager_steps += 1
-        buffer = StepBuffer(packed.shape, pinned=False)
+        buffer = StepBuffer(packed.shape, torch.zeros(packed.shape.num_bytes, dtype=torch.uint8))
         buffer.fill(packed)
         device_buffer = upload(buffer.host, self.cache.keys.device)
         step = layout_in(device_buffer, packed.shape, packed.spans, self.pool.block_size)

@@ -7,23 +7,23 @@ launch by launch, by the same function. Shown on a GPU by tests/test_cuda.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle
 
 import torch
 from torch import Tensor
-from torch.cuda import _POOL_HANDLE
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.tiles import TileKind, tokens_per_tile
+from antiphon.kernels.transfer import Staging
+from antiphon.models.minicpmo.captured import Recorder
 from antiphon.stages.step_packing import MAX_SEGMENTS, PackedRows, StepBuffer, StepShape, layout_in
 
 Forward = Callable[[Tensor, StepLayout, KVCache], Tensor]
 """(embeds [N, hidden], step, cache) → states [N, hidden]."""
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_TOKENS = (16, 32, 64, 128, 256, 512)
+_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 _NUM_STAGING = 3
 """Host buffers of a shape: the device may still be copying from the last two."""
@@ -49,75 +49,57 @@ def step_shapes(max_rows: int, max_keys: int, block_size: int, group_size: int) 
 class _Captured:
     """One shape's graph with its buffers. Not reentrant: a replay overwrites what the one before it gave."""
 
-    def __init__(self, forward: Forward, cache: KVCache, shape: StepShape, hidden_size: int, pool: _Pool) -> None:
+    def __init__(
+        self, forward: Forward, cache: KVCache, shape: StepShape, hidden_size: int, recorder: Recorder
+    ) -> None:
         device = cache.keys.device
         self.shape = shape
-        self._staging = cycle([_Staging(shape) for _ in range(_NUM_STAGING)])
+        self._staging = cycle([_Staged(shape) for _ in range(_NUM_STAGING)])
         self._buffer = torch.empty(shape.num_bytes, dtype=torch.uint8, device=device)
-        self._embeds = torch.zeros((shape.num_tokens, hidden_size), dtype=pool.dtype, device=device)
+        self._embeds = torch.zeros((shape.num_tokens, hidden_size), dtype=cache.keys.dtype, device=device)
         # Nothing but padding: the launches are the same, and nothing is written.
         self._upload(PackedRows.of((), group_size=1))
-        step = layout_in(self._buffer, shape, (), cache.block_size)
-        forward(self._embeds, step, cache)
-        torch.cuda.synchronize(device)
-        self._graph = torch.cuda.CUDAGraph()
-        step = layout_in(self._buffer, shape, (), cache.block_size)
-        with torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
-            self._states = forward(self._embeds, step, cache)
+        self._replay = recorder.record(
+            lambda: forward(self._embeds, layout_in(self._buffer, shape, (), cache.block_size), cache)
+        )
 
     def run(self, rows: PackedRows, embeds: Tensor) -> Tensor:
         """embeds: [N, hidden], inputs of all tokens. Returns their states, [N, hidden]."""
         self._upload(rows)
         self._embeds[: embeds.shape[0]].copy_(embeds)
-        self._graph.replay()
-        return self._states[: embeds.shape[0]].clone()
+        return self._replay()[: embeds.shape[0]].clone()
 
     def _upload(self, rows: PackedRows) -> None:
-        staging = next(self._staging)
-        staging.copied.synchronize()
-        num_bytes = staging.buffer.fill(rows)
-        self._buffer[:num_bytes].copy_(staging.buffer.host[:num_bytes], non_blocking=True)
-        staging.copied.record()
+        staged = next(self._staging)
+        staged.staging.make_free()
+        staged.staging.send(self._buffer, staged.buffer.fill(rows))
 
 
-class _Staging:
-    """A host buffer. copied: what was in it last is on the device."""
+class _Staged:
+    """A host buffer of a shape."""
 
     def __init__(self, shape: StepShape) -> None:
-        self.buffer = StepBuffer(shape, pinned=True)
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own lack
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """What all graphs of a decoder share, because only one of them runs at a time: memory, and the stream of capture.
-
-    cuBLAS has one workspace per stream of capture. Decoders that shared it would write into each other's products.
-    """
-
-    handle: _POOL_HANDLE
-    stream: torch.cuda.Stream
-    dtype: torch.dtype
+        self.staging = Staging(shape.num_bytes)
+        self.buffer = StepBuffer(shape, self.staging.host)
 
 
 class StepGraphs:
-    """Owns the graphs of one decoder. Between two replays nobody else may run its forward function."""
+    """Owns the graphs of one decoder, none at first. Who replays them is the only one who runs the forward function."""
 
-    def __init__(self, captured: Sequence[_Captured]) -> None:
-        self._captured = captured
+    def __init__(self, forward: Forward, cache: KVCache, hidden_size: int) -> None:
+        self._forward = forward
+        self._cache = cache
+        self._hidden_size = hidden_size
+        self._captured: list[_Captured] = []
 
-    @staticmethod
-    def capture(
-        forward: Forward, cache: KVCache, shapes: Iterable[StepShape], hidden_size: int
-    ) -> Iterator[StepGraphs]:
-        """One step per shape, so that whoever waits can be told how far it is; the last one has all of them."""
-        stream = torch.cuda.Stream(cache.keys.device)  # type: ignore[no-untyped-call]  # torch's own lack
-        pool = _Pool(torch.cuda.graph_pool_handle(), stream, cache.keys.dtype)
-        captured: list[_Captured] = []
+    def capture(self, shapes: Iterable[StepShape], recorder: Recorder) -> Iterator[int]:
+        """Yields after each how many are left."""
         # The largest first: what it needs is then room for the others.
-        for shape in sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True):
-            captured.insert(0, _Captured(forward, cache, shape, hidden_size, pool))
-            yield StepGraphs(tuple(captured))
+        largest_first = sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
+        for num_done, shape in enumerate(largest_first, start=1):
+            captured = _Captured(self._forward, self._cache, shape, self._hidden_size, recorder)
+            self._captured.insert(0, captured)
+            yield len(largest_first) - num_done
 
     def fitting(self, shape: StepShape) -> _Captured | None:
         """The smallest that holds such a step."""

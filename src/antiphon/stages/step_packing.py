@@ -15,7 +15,7 @@ from torch import Tensor
 
 from antiphon.core.context import Context, Placement
 from antiphon.kernels.kv_cache import RowSpan, StepLayout
-from antiphon.kernels.paged_attention.tiles import TileKind, Tiles, tokens_per_tile
+from antiphon.kernels.paged_attention.tiles import TILE_NUMBERS, TileKind, Tiles, tokens_per_tile
 
 MAX_SEGMENTS = 3
 """Of a context: prompt, `previous` with the suffix, ring."""
@@ -60,7 +60,7 @@ class StepShape:
     @property
     def _blocks_at(self) -> int:
         """In bytes: blocks are last, because how many there are changes most."""
-        numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + 2 * sum(self.num_tiles)
+        numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + TILE_NUMBERS * sum(self.num_tiles)
         return _INT64_BYTES * _NUM_COLUMNS * self.num_tokens + _INT32_BYTES * numbers
 
 
@@ -81,7 +81,7 @@ class _Places:
             _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens,
             _INT32_BYTES * 4 * shape.num_rows,
             _INT32_BYTES * 3 * MAX_SEGMENTS * shape.num_rows,
-            *(_INT32_BYTES * 2 * number for number in shape.num_tiles),
+            *(_INT32_BYTES * TILE_NUMBERS * number for number in shape.num_tiles),
             _INT32_BYTES * shape.num_blocks,
         ]
         columns, *rest = torch.split(buffer, sizes)
@@ -90,7 +90,7 @@ class _Places:
             columns.view(torch.int64).view(_NUM_COLUMNS, -1),
             spans.view(-1, 4),
             segments.view(-1, MAX_SEGMENTS, 3),
-            (small.view(-1, 2), large.view(-1, 2)),
+            (small.view(-1, TILE_NUMBERS), large.view(-1, TILE_NUMBERS)),
             blocks,
         )
 
@@ -100,7 +100,7 @@ class PackedRows:
     """A step's rows as numbers, in the order in which `StepBuffer` writes them. shape: exactly theirs.
 
     columns: positions, ring positions, key positions and slots of all tokens. spans: per row the four of `RowSpan`.
-    segments: per row `MAX_SEGMENTS` times three numbers, as in `StepLayout`. tiles: per kind row and first token.
+    segments: per row `MAX_SEGMENTS` times three numbers, as in `StepLayout`. tiles: per kind the numbers of `Tiles`.
     tables: int32, the block tables of the rows.
     """
 
@@ -134,7 +134,8 @@ class PackedRows:
             positions += range(first, num_keys)
             ring_positions += range(first + context.shift, num_keys + context.shift)
             key_positions += range(first + placed.key_shift, num_keys + placed.key_shift)
-            spans.append(RowSpan(start, end, num_keys, min(context.num_anchor_tokens, num_keys)))
+            span = RowSpan(start, end, num_keys, min(context.num_anchor_tokens, num_keys))
+            spans.append(span)
             max_keys = max(max_keys, num_keys)
             own = context.segments()
             assert len(own) <= MAX_SEGMENTS, f"{len(own)} segments, room for {MAX_SEGMENTS}"
@@ -144,23 +145,26 @@ class PackedRows:
             segments += (0,) * (3 * (MAX_SEGMENTS - len(own)))
             tables.append(context.block_table)
             if end - start <= small_tile:
-                small += (index, start)
+                small += (index, start, *span[1:])
             else:
                 for token in range(start, end, large_tile):
-                    large += (index, token)
-        shape = StepShape(len(slots), len(spans), (len(small) // 2, len(large) // 2), max_keys, num_blocks)
+                    large += (index, token, *span[1:])
+        shape = StepShape(
+            len(slots), len(spans), (len(small) // TILE_NUMBERS, len(large) // TILE_NUMBERS), max_keys, num_blocks
+        )
         return PackedRows(
             shape, (positions, ring_positions, key_positions, slots), spans, segments, (small, large), tables
         )
 
 
 class StepBuffer:
-    """A step of some shape on the host, to be filled and copied. pinned: whether the copy can run by itself."""
+    """A step of some shape on the host, to be filled and copied."""
 
-    def __init__(self, shape: StepShape, *, pinned: bool) -> None:
+    def __init__(self, shape: StepShape, host: Tensor) -> None:
+        """host: [shape.num_bytes] uint8; it is written to."""
         self.shape = shape
-        self.host = torch.zeros(shape.num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        places = _Places.of(self.host, shape)
+        self.host = host
+        places = _Places.of(host, shape)
         self._columns = places.columns.numpy()
         self._spans = places.spans.flatten().numpy()
         self._segments = places.segments.flatten().numpy()

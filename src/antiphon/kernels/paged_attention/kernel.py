@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.kernels.kv_cache import StepLayout
-from antiphon.kernels.paged_attention.tiles import QUERIES_PER_TILE, TileKind, Tiles, num_splits
+from antiphon.kernels.paged_attention.tiles import QUERIES_PER_TILE, TILE_NUMBERS, TileKind, Tiles, num_splits
 
 _LOG2_E = 1.4426950408889634
 _MIN_DOT = 16
@@ -24,22 +24,24 @@ _MIN_DOT = 16
 
 @triton.jit(do_not_specialize=["max_keys"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - Triton knows no dataclasses; one algorithm
-    q_anchor, q_ring, keys, values, key_slots, tiles, spans, positions, out, sums, tops,
+    q_anchor, q_ring, keys, values, key_slots, tiles, out, sums, tops,
     max_keys, slot_stride, head_stride, scale,
     H: tl.constexpr, HKV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_NUMBERS: tl.constexpr,
 ):  # fmt: skip
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(tiles + 2 * tile)
+    row = tl.load(tiles + TILE_NUMBERS * tile)
     if row < 0:
         return
-    token_end = tl.load(spans + 4 * row + 1)
-    num_keys = tl.load(spans + 4 * row + 2)
-    num_anchor = tl.load(spans + 4 * row + 3)
+    token_end = tl.load(tiles + TILE_NUMBERS * tile + 2)
+    num_keys = tl.load(tiles + TILE_NUMBERS * tile + 3)
+    num_anchor = tl.load(tiles + TILE_NUMBERS * tile + 4)
     m = tl.arange(0, BLOCK_M)
-    token = tl.load(tiles + 2 * tile + 1) + m // GROUP
+    token = tl.load(tiles + TILE_NUMBERS * tile + 1) + m // GROUP
     is_query = (token < token_end) & (m % GROUP < H // HKV)
-    position = tl.load(positions + token, mask=is_query, other=0).to(tl.int32)
+    # The row's last token has the last key's position.
+    position = tl.where(is_query, num_keys - token_end + token, 0)
     # No token of the tile sees a key behind its last one.
     num_keys = tl.minimum(num_keys, tl.max(position, 0) + 1)
     size = tl.cdiv(tl.cdiv(num_keys, SPLITS), BLOCK_K) * BLOCK_K
@@ -93,18 +95,17 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - Triton 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_up(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
-    sums, tops, tiles, spans, out,
+    sums, tops, tiles, out,
     H: tl.constexpr, HKV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, TILE_NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """One query head of one token: its splits' parts, in order."""
     tile, head, m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(tiles + 2 * tile)
-    if row < 0:
+    if tl.load(tiles + TILE_NUMBERS * tile) < 0:
         return
     # m counts heads of real groups only: as m of `_attend` it skips the padding of a group.
-    token = tl.load(tiles + 2 * tile + 1) + m // (H // HKV)
-    if token >= tl.load(spans + 4 * row + 1):
+    token = tl.load(tiles + TILE_NUMBERS * tile + 1) + m // (H // HKV)
+    if token >= tl.load(tiles + TILE_NUMBERS * tile + 2):
         return
     in_tile = m // (H // HKV) * GROUP + m % (H // HKV)
     s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
@@ -148,7 +149,7 @@ class _Launch:
         is_float32 = q.dtype is torch.float32
         return _Launch(
             tiles=tiles,
-            splits=num_splits(tiles.kind, tiles.places.shape[0] * keys.shape[2], step.max_keys),
+            splits=num_splits(tiles.kind, tiles.places.shape[0] * keys.shape[2], q.shape[2], step.max_keys),
             block_m=QUERIES_PER_TILE[tiles.kind],
             block_k=32 if is_float32 else 64,
             block_d=max(_MIN_DOT, triton.next_power_of_2(q.shape[2])),
@@ -175,15 +176,15 @@ def _attend_tiles(
         sums = torch.empty((parts, D), dtype=torch.float32, device=out.device)
         tops = torch.empty((parts, 2), dtype=torch.float32, device=out.device)
     _attend[(num_tiles, HKV, splits)](
-        *queries, *cache, step.key_slots, places, step.spans, step.positions, out, sums, tops,
+        *queries, *cache, step.key_slots, places, out, sums, tops,
         step.max_keys, HKV * D, D, scale * _LOG2_E,
         H=H, HKV=HKV, GROUP=group, D=D, SPLITS=splits,
         BLOCK_M=launch.block_m, BLOCK_K=launch.block_k, BLOCK_D=launch.block_d, PRECISION=launch.precision,
-        num_warps=launch.num_warps, num_stages=2,
+        TILE_NUMBERS=TILE_NUMBERS, num_warps=launch.num_warps, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _add_up[(num_tiles, HKV, launch.block_m // group * (H // HKV))](
-            sums, tops, places, step.spans, out,
+            sums, tops, places, out,
             H=H, HKV=HKV, GROUP=group, D=D, SPLITS=splits, BLOCK_M=launch.block_m,
-            BLOCK_S=splits, BLOCK_D=launch.block_d,
+            BLOCK_S=splits, BLOCK_D=launch.block_d, TILE_NUMBERS=TILE_NUMBERS,
         )  # fmt: skip

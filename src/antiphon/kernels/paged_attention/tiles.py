@@ -20,8 +20,8 @@ class TileKind(Enum):
 QUERIES_PER_TILE = {TileKind.SMALL: 16, TileKind.LARGE: 64}
 """Tokens times query heads of a key head; a group of heads is padded to a power of two."""
 
-_PROGRAMS = 4 * 132
-"""What an H200 holds at once of these programs, about."""
+_NUM_SMS = 132
+"""Of an H200."""
 
 _MAX_SPLITS = 64
 _MIN_LARGE_SPLITS = 4
@@ -30,10 +30,17 @@ _MIN_LARGE_SPLITS = 4
 _KEYS_PER_SPLIT = 128
 """A split of fewer keys costs more than it saves."""
 
+_SMALL_HEAD_DIM = 64
+
+TILE_NUMBERS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """places: [T, 2] int32; the tile's row, -1 for padding, and its first token."""
+    """places: [T, 5] int32; a program has all that it needs to know of its tile at once.
+
+    The tile's row, -1 for padding, its first token, then of the row token_end, num_keys and num_anchor_keys.
+    """
 
     kind: TileKind
     places: Tensor
@@ -44,10 +51,12 @@ def tokens_per_tile(kind: TileKind, group_size: int) -> int:
     return QUERIES_PER_TILE[kind] // (1 << (group_size - 1).bit_length())
 
 
-def num_splits(kind: TileKind, num_programs: int, max_keys: int) -> int:
+def num_splits(kind: TileKind, num_programs: int, head_dim: int, max_keys: int) -> int:
     """Into how many parts the keys of every row are cut. num_programs: without cutting."""
     most = min(_MAX_SPLITS, max_keys // _KEYS_PER_SPLIT)
     least = _MIN_LARGE_SPLITS if kind is TileKind.LARGE else 1
-    wanted = min(most, max(least, _PROGRAMS // num_programs))
+    # Programs that an SM holds at once, and of small heads as many again as have the same bytes under way.
+    programs = _NUM_SMS * (4 if head_dim > _SMALL_HEAD_DIM else 16)
+    wanted = min(most, max(least, programs // num_programs))
     # A power of two: each number of splits is a kernel of its own.
     return 1 << max(0, wanted.bit_length() - 1)

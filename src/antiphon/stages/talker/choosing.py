@@ -14,6 +14,7 @@ from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.kernels.sampling.contract import CodecCut, CodecRules
 from antiphon.kernels.sampling.op import sample_codec
 from antiphon.kernels.transfer import Download
+from antiphon.models.minicpmo.captured import Recorder
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
 from antiphon.stages.draw_table import NOBODY, DrawPlace, DrawSlot, DrawTable, Newest, place_columns
@@ -43,13 +44,14 @@ class CodecChooser:
         self.table = DrawTable(network.emb_text.weight.device)
         nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
         padding = CodecDraw(CodecSampling(), Draws.MOST_LIKELY, nobody, is_eos_masked=False, seed=0, counter=0)
-        self.graphs = DrawGraphs(self._draw_of_all, self.table, _columns([padding], place_columns([nobody])))
+        self.graphs = DrawGraphs(
+            self._draw_of_all, self.table, _columns([padding], place_columns([nobody])), network.emb_text.weight.dtype
+        )
 
-    def capture(self, max_draws: int) -> Iterator[int]:
+    def capture(self, max_draws: int, recorder: Recorder) -> Iterator[int]:
         """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
-        weight = self._network.emb_text.weight
         window_tokens = CodecSampling().repetition_window_tokens
-        return self.graphs.capture(max_draws, window_tokens, weight.shape[1], weight.dtype)
+        return self.graphs.capture(max_draws, window_tokens, self._network.emb_text.weight.shape[1], recorder)
 
     def choose(self, states: Tensor, draws: Sequence[CodecDraw]) -> Download:
         """One token per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""

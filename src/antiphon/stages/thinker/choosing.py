@@ -16,6 +16,7 @@ from antiphon.core.sampling import Draws, TextSampling
 from antiphon.kernels.sampling.contract import ChatRules, TextChoice, TextRules
 from antiphon.kernels.sampling.op import sample_chat, sample_text
 from antiphon.kernels.transfer import Download
+from antiphon.models.minicpmo.captured import Recorder
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import SpecialTokens
 from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
@@ -146,13 +147,14 @@ class TextChooser:
         self._forbidden_in_chats = torch.stack([self._mask(written), self._mask(spoken)])
         nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
         padding = UnitDraw(TextSampling(), Draws.MOST_LIKELY, nobody, Turn.CLOSED, must_speak=False, seed=0, counter=0)
-        self.graphs = DrawGraphs(self._draw_in_units, self.table, _columns([padding], place_columns([nobody])))
+        self.graphs = DrawGraphs(
+            self._draw_in_units, self.table, _columns([padding], place_columns([nobody])), network.lm_head.weight.dtype
+        )
 
-    def capture(self, max_draws: int) -> Iterator[int]:
+    def capture(self, max_draws: int, recorder: Recorder) -> Iterator[int]:
         """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
-        weight = self._network.lm_head.weight
         window_tokens = TextSampling().repetition_window_tokens
-        return self.graphs.capture(max_draws, window_tokens, weight.shape[1], weight.dtype)
+        return self.graphs.capture(max_draws, window_tokens, self._network.lm_head.weight.shape[1], recorder)
 
     def choose(self, states: Tensor, draws: Sequence[TextDraw]) -> Download:
         """One id per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
