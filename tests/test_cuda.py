@@ -22,6 +22,7 @@ from antiphon.core.messages import Handoff
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
+from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Section, load_model
@@ -29,9 +30,11 @@ from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, grid_on
-from antiphon.stages.paged import CacheConfig
+from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.talker.choosing import CodecChooser
 from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState
+from antiphon.stages.thinker.choosing import TextChooser
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
 
@@ -134,12 +137,8 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("slide", SlideMode)
-def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideMode) -> None:
-    cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
-    model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.bfloat16)
-    session = ThinkerSession(
+def thinker_session(slide: SlideMode, draws: Draws) -> ThinkerSession:
+    return ThinkerSession(
         session_id="a",
         prompt=PromptText("Talk.", ""),
         reference=torch.empty(0),
@@ -147,18 +146,29 @@ def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideM
         slide=slide,
         max_pictures=0,
         max_slices=1,
+        max_text_tokens=0,
         duplex=DuplexConfig(num_forced_listens=1),
         sampling=TextSampling(),
-        draws=Draws.SAMPLED,
+        draws=draws,
         seed=0,
-        max_text_tokens=0,
         keeps_inputs=False,
         deadline_s=0.0,
     )
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize("slide", SlideMode)
+def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideMode, *, is_recorded: bool) -> None:
+    cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
+    model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.bfloat16)
     with torch.inference_mode():
         decider = Decider(model.thinker, tokenizer, CacheConfig(100))
         talker = TalkerStage(model.talker, CacheConfig(600))
-        mind = decider.open(session, 1000)
+        if is_recorded:
+            record(decider.decoder, decider.chooser)
+            record(talker.speaker.decoder, talker.speaker.chooser)
+        mind = decider.open(thinker_session(slide, Draws.SAMPLED), 1000)
         decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
         speaker = talker.open(TalkerSession("a", CodecSampling(), Draws.SAMPLED, seed=0))
         num_chunks = num_slides = 0
@@ -173,6 +183,39 @@ def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideM
                 num_chunks += spoken(talker, speaker, outcome.handoffs)
         assert num_slides
         assert num_chunks
+
+
+def record(decoder: PagedDecoder, chooser: TextChooser | CodecChooser) -> None:
+    recorder = GraphRecorder.on(torch.device("cuda"))
+    *_, num_left = decoder.capture(2, 1000, recorder)
+    *_, num_left_draws = chooser.capture(2, recorder)
+    assert (num_left, num_left_draws) == (0, 0)
+
+
+@pytest.mark.parametrize("slide", SlideMode)
+def test_recorded_steps_decide_what_launched_ones_do(tiny_checkpoint: Path, slide: SlideMode) -> None:
+    cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
+    model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.float32)
+
+    def decided(*, is_recorded: bool) -> list[tuple[int, ...]]:
+        decider = Decider(model.thinker, tokenizer, CacheConfig(100))
+        if is_recorded:
+            record(decider.decoder, decider.chooser)
+        generator = torch.Generator().manual_seed(0)
+        mind = decider.open(thinker_session(slide, Draws.MOST_LIKELY), 1000)
+        decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
+        units = []
+        for _ in range(NUM_UNITS):
+            heard = torch.randn(11, decider.embed(()).shape[1], generator=generator).to(cuda)
+            outcome = decider.loop.run("a", decider.decide(mind, heard, 0.0, Wish.FREE), 0.0)
+            assert isinstance(outcome, UnitOutcome)
+            units.append(outcome.token_ids)
+        assert (decider.decoder.num_eager_steps == 0) is is_recorded
+        assert (decider.chooser.graphs.num_eager == 0) is is_recorded
+        return units
+
+    with torch.inference_mode():
+        assert decided(is_recorded=True) == decided(is_recorded=False)
 
 
 def spoken(talker: TalkerStage, speaker: TalkerState, handoffs: tuple[Handoff[Tensor], ...]) -> int:
