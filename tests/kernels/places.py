@@ -21,6 +21,11 @@ class Place(Enum):
         return torch.device("cuda" if self is Place.GPU else "cpu")
 
 
+def half_dtypes(place: Place) -> tuple[torch.dtype, ...]:
+    """Of the interpreter's half types only one rounds as the hardware does."""
+    return (torch.float16,) if place is Place.INTERPRETED else (torch.float16, torch.bfloat16)
+
+
 def places() -> tuple[Place, ...]:
     """Those that this machine has."""
     return tuple(place for place in Place if place is not Place.GPU or torch.cuda.is_available())

@@ -9,7 +9,7 @@ from torch import Tensor
 from antiphon.errors import ShapeError
 from antiphon.kernels.few_rows import op, reference
 from kernels.formulas import EPS, normed
-from kernels.places import Place, Run
+from kernels.places import Place, Run, half_dtypes
 
 NORM_EPS = 1e-6
 
@@ -60,7 +60,7 @@ def test_each_product_is_its_formula(at: Run, num_rows: int, K: int, M: int) -> 
     at(check_formula, num_rows, K, M)
 
 
-def check_rounding(place: Place, dtype: torch.dtype) -> None:
+def compare_rounding(place: Place, dtype: torch.dtype) -> None:
     """How products are summed may move a number across a rounding's edge, and nothing else may differ."""
     x, weight, matrix, residual = (tensor.to(dtype) for tensor in operands(5, 768, 96))
     eps = torch.finfo(dtype).eps
@@ -76,9 +76,13 @@ def check_rounding(place: Place, dtype: torch.dtype) -> None:
         torch.testing.assert_close(one, other, rtol=4 * eps, atol=4 * eps)
 
 
+def check_rounding(place: Place) -> None:
+    for dtype in half_dtypes(place):
+        compare_rounding(place, dtype)
+
+
 def test_they_round_where_the_reference_rounds(at: Run) -> None:
-    # Of the interpreter's half types only this one rounds as the hardware does.
-    at(check_rounding, torch.float16)
+    at(check_rounding)
 
 
 def check_neighbours(place: Place) -> None:

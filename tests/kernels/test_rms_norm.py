@@ -10,7 +10,7 @@ from antiphon.errors import ShapeError
 from antiphon.kernels.rms_norm import reference
 from antiphon.kernels.rms_norm.op import add_rms_norm, rms_norm
 from kernels.formulas import EPS, normed
-from kernels.places import Place, Run
+from kernels.places import Place, Run, half_dtypes
 
 SIZES = [(0, 8), (1, 1), (3, 7), (2, 5, 33), (3, 768), (4, 4096)]
 
@@ -64,7 +64,7 @@ def test_rms_norm_in_bfloat16_keeps_the_sum_wide_and_rounds_twice() -> None:
     torch.testing.assert_close(got.double(), normed(x, weight, 1e-6), rtol=rtol, atol=0)
 
 
-def check_rounding(place: Place, dtype: torch.dtype) -> None:
+def compare_rounding(place: Place, dtype: torch.dtype) -> None:
     """How the kernel sums may move a quotient across a rounding's edge, and nothing else may differ."""
     x, added, weight = (tensor.to(dtype) for tensor in operands(33, 4096))
     (total, out), (wanted_total, wanted) = (
@@ -76,9 +76,13 @@ def check_rounding(place: Place, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, wanted, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-7)
 
 
+def check_rounding(place: Place) -> None:
+    for dtype in half_dtypes(place):
+        compare_rounding(place, dtype)
+
+
 def test_it_rounds_where_the_reference_rounds(at: Run) -> None:
-    # Of the interpreter's half types only this one rounds as the hardware does.
-    at(check_rounding, torch.float16)
+    at(check_rounding)
 
 
 def check_neighbours(place: Place) -> None:

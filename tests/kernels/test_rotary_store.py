@@ -14,7 +14,7 @@ from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
 from antiphon.kernels.rotary_store.op import rotary_store
 from antiphon.kernels.rotation import rotation
 from kernels.formulas import EPS, normed, turned
-from kernels.places import Place, Run
+from kernels.places import Place, Run, half_dtypes
 
 THETA = 1e4
 BLOCKS, BLOCK_SIZE = 10, 4
@@ -123,7 +123,7 @@ def test_heads_of_the_released_sizes_are_stored_too(at: Run, heads: tuple[int, i
     at(check_formula, 3, heads, True)
 
 
-def check_rounding(place: Place, dtype: torch.dtype) -> None:
+def compare_rounding(place: Place, dtype: torch.dtype) -> None:
     """Where it rounds is what the reference does; how it sums may move a number across a rounding's edge."""
     x = case(7, (6, 3, 64), has_norm=True, dtype=dtype, device=place.device)
     caches = empty_cache(x), empty_cache(x)
@@ -135,9 +135,13 @@ def check_rounding(place: Place, dtype: torch.dtype) -> None:
         torch.testing.assert_close(one, other, rtol=2 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
 
 
+def check_rounding(place: Place) -> None:
+    for dtype in half_dtypes(place):
+        compare_rounding(place, dtype)
+
+
 def test_it_rounds_where_the_reference_rounds(at: Run) -> None:
-    # Of the interpreter's half types only this one rounds as the hardware does.
-    at(check_rounding, torch.float16)
+    at(check_rounding)
 
 
 def check_padding(place: Place) -> None:

@@ -10,7 +10,7 @@ from antiphon.errors import ShapeError
 from antiphon.kernels.silu_mul import reference
 from antiphon.kernels.silu_mul.op import silu_mul
 from kernels.formulas import EPS
-from kernels.places import Place, Run
+from kernels.places import Place, Run, half_dtypes
 
 
 def run(place: Place, gate_up: Tensor) -> Tensor:
@@ -29,8 +29,9 @@ def check_formula(place: Place, num_rows: int, num_columns: int) -> None:
     gate_up = random(num_rows, 2 * num_columns)
     gate, up = gate_up.double().chunk(2, dim=1)
     want = gate / (1 + torch.exp(-gate)) * up
-    # exp is good to some units in the last place, and enlarges nothing: its argument is exact.
-    torch.testing.assert_close(run(place, gate_up).double(), want, rtol=8 * EPS, atol=0)
+    # A GPU's exp is that of a product with log2(e), which rounds with its size; the rest are some single roundings.
+    tolerance = (8 + 1.5 * gate.abs()) * EPS * want.abs()
+    assert ((run(place, gate_up).double() - want).abs() <= tolerance).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3, 7), (2, 129), (2, 3072)])
@@ -38,7 +39,7 @@ def test_silu_mul_is_its_formula(at: Run, shape: tuple[int, int]) -> None:
     at(check_formula, *shape)
 
 
-def check_rounding(place: Place, dtype: torch.dtype) -> None:
+def compare_rounding(place: Place, dtype: torch.dtype) -> None:
     """How exp is computed may move the gate's part across a rounding's edge, and nothing else may differ."""
     gate_up = random(9, 1000).to(dtype)
     got, want = run(place, gate_up), reference.silu_mul(gate_up)
@@ -46,9 +47,13 @@ def check_rounding(place: Place, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-7)
 
 
+def check_rounding(place: Place) -> None:
+    for dtype in half_dtypes(place):
+        compare_rounding(place, dtype)
+
+
 def test_it_rounds_where_the_reference_rounds(at: Run) -> None:
-    # Of the interpreter's half types only this one rounds as the hardware does.
-    at(check_rounding, torch.float16)
+    at(check_rounding)
 
 
 def check_strides(place: Place) -> None:
@@ -63,7 +68,7 @@ def test_rows_that_lie_apart_give_what_their_copies_give(at: Run) -> None:
 def check_range(place: Place) -> None:
     gate = torch.tensor([-1e30, -200.0, 200.0, 1e30])
     got = run(place, torch.cat([gate, torch.ones(4)])[None])[0]
-    torch.testing.assert_close(got, torch.tensor([0, 0, 200, 1e30]), rtol=EPS, atol=0)
+    torch.testing.assert_close(got, torch.tensor([0, 0, 200, 1e30]), rtol=4 * EPS, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
