@@ -6,6 +6,7 @@ which finds an operator that has no case.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,11 +32,14 @@ from antiphon.kernels.rotation import rotation
 from antiphon.kernels.sampling.contract import CodecRules, TextRules
 from antiphon.kernels.sampling.op import sample_codec, sample_text
 from antiphon.kernels.silu_mul.op import silu_mul
+from antiphon.kernels.snake.op import snake
 from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading, Sink
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
 from antiphon.models.minicpmo.config import DecoderConfig
+from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES
 from antiphon.models.minicpmo.model import ModelConfig
+from antiphon.models.minicpmo.vocoder import OVERLAP_FRAMES
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.step_packing import Row
 
@@ -96,6 +100,7 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
         *make.vocoder_attention(),
         *make.entry_store(),
         *make.frame_norm(),
+        *make.snake(),
     )
 
 
@@ -431,6 +436,22 @@ class _Maker:
             lengths=torch.full((num,), CHUNK_FRAMES, device=self.device),
         )
         return lambda: mish_windows(y, weight, bias, tails, 0, eps=1e-5)
+
+    def snake(self) -> Iterator[KernelCase]:
+        """Where the vocoder has the most samples: its last stage."""
+        config = self.config.hift
+        channels = config.base_channels >> len(UPSAMPLING_RATES)
+        num_samples = (CHUNK_FRAMES + OVERLAP_FRAMES) * math.prod(UPSAMPLING_RATES)
+        for num in self.sizes.num_sessions:
+            num_elements = num * channels * num_samples
+            case = f"{channels} channels"
+            make = partial(self._snake, num, channels, num_samples)
+            yield KernelCase("snake", case, "sessions", num, 8 * num_elements, 20 * num_elements, make)
+
+    def _snake(self, num: int, channels: int, num_samples: int) -> Launch:
+        x = self.normal(num, channels, num_samples, dtype=torch.float32)
+        alpha = torch.ones(channels, device=self.device)
+        return lambda: snake(x, alpha, eps=1e-9)
 
 
 def layout(

@@ -127,9 +127,9 @@ class MelSynthesizer:
         ]
         yield from self._graphs.capture(shapes, recorder)
 
-    def filled_tokens(self, row: FlowRow) -> int:
-        """How many tokens a solve renders for a row's sake: with whom it is solved together costs no more."""
-        return self._graphs.filled_tokens(row.num_rendered(self.lookahead_tokens))
+    def kind_of(self, row: FlowRow) -> tuple[int, bool]:
+        """Rows of one kind are best solved together, as `FlowGraphs.kind_of`."""
+        return self._graphs.kind_of(row)
 
     @property
     def lookahead_tokens(self) -> int:

@@ -60,16 +60,22 @@ class FlowGraphs:
             self._captured[shape.num_rows, shape.num_tokens] = one
             yield len(by_size) - index - 1
 
-    def filled_tokens(self, num_tokens: int) -> int:
-        """How long a chunk of so many rendered tokens is made."""
-        return min((size for _, size in self._captured if size >= num_tokens), default=num_tokens)
+    def kind_of(self, row: FlowRow) -> tuple[int, bool]:
+        """How many tokens are rendered for a row's sake, and whether there is a recording that it may fit.
+
+        Rows of one kind are solved together at no cost; one of another kind would keep all from being replayed.
+        """
+        num_tokens = row.num_rendered(self._weights.encoder.config.lookahead_tokens)
+        fitting = [
+            size for (_, size), captured in self._captured.items() if size >= num_tokens and captured.holds([row])
+        ]
+        return min(fitting, default=num_tokens), bool(fitting)
 
     def run(self, rows: Sequence[FlowRow], writings: Sequence[Writing | None]) -> tuple[Tensor, Ends] | None:
         """Mel [B, T, M], and the encoder's tails, which the next run overwrites; None if no graph holds the rows."""
-        lookahead = self._weights.encoder.config.lookahead_tokens
-        num_tokens = self.filled_tokens(max(row.num_rendered(lookahead) for row in rows))
-        captured = self._captured.get((len(rows), num_tokens))
-        if captured is None or not captured.holds(rows):
+        kinds = [self.kind_of(row) for row in rows]
+        captured = self._captured.get((len(rows), max(num_tokens for num_tokens, _ in kinds)))
+        if captured is None or not all(fits for _, fits in kinds):
             return None
         return captured.run(rows, writings)
 

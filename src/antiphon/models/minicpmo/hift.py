@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
+from antiphon.kernels.snake.op import snake
 from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES, HiftConfig
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
 
@@ -218,8 +219,8 @@ class _Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        alpha = self.alpha[:, None]
-        return x + (alpha * x).sin().square() / (alpha + SNAKE_EPS)
+        """x: [B, C, n] float32 -> the same."""
+        return snake(x.contiguous(), self.alpha, eps=SNAKE_EPS)
 
 
 def _window(like: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ class Renderer:
 
     def _render_next(self, works: Sequence[_Work]) -> None:
         """The next window of each."""
-        for group in self._alike(works, lambda work: (self._synthesizer.filled_tokens(work.flow_row),)):
+        for group in self._alike(works, lambda work: self._synthesizer.kind_of(work.flow_row)):
             _fenced(self._synthesize, group)
         sung = [work for work in works if work.error is None]
         for group in self._alike(sung, lambda work: (work.vocoder_row.num_frames,)):
