@@ -80,11 +80,13 @@ CHAT: tuple[Event, ...] = (
 def counts(num_calls: int) -> EngineCounts:
     """Of an engine with so many calls."""
     prompts = PromptCounts(num_hits=5, num_misses=2, num_evictions=1, num_blocks=3)
-    thinker = ThinkerCounts(prompts, num_blocks=100, num_free_blocks=60, num_unreserved_blocks=40, block_bytes=1000)
+    thinker = ThinkerCounts(
+        prompts, num_blocks=100, num_free_blocks=60, num_unreserved_blocks=40, block_bytes=1000, num_runs=NumRuns(30, 1)
+    )
     voices = VoiceCounts(
         num_hits=7, num_misses=3, num_evictions=1, num_failures=1, num_voices=1, num_building=1, num_bytes=66
     )
-    talker = TalkerCounts(num_waiting=1, num_rooms=2)
+    talker = TalkerCounts(num_waiting=1, num_rooms=2, num_runs=NumRuns(20, 0))
     code2wav = Code2WavCounts(num_due=4, num_waiting=2, num_speaking=3, voices=voices, num_runs=NumRuns(8, 2))
     return EngineCounts(
         Surveyed(1, num_calls, ((Fault.GAP, 2),), thinker),

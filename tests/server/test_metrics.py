@@ -135,8 +135,10 @@ def test_an_engines_counts_are_given_out_as_they_are(metrics: Metrics) -> None:
         "antiphon_chunks_waiting 4.0",
         "antiphon_chunks_without_seat 2.0",
         "antiphon_seats_taken 3.0",
-        "antiphon_vocoder_replays_total 8.0",
-        "antiphon_vocoder_launches_total 2.0",
+        'antiphon_stage_replays_total{stage="thinker"} 30.0',
+        'antiphon_stage_launches_total{stage="talker"} 0.0',
+        'antiphon_stage_replays_total{stage="code2wav"} 8.0',
+        'antiphon_stage_launches_total{stage="code2wav"} 2.0',
         "antiphon_voice_cache_hits_total 7.0",
         "antiphon_voice_cache_bytes 66.0",
     ):

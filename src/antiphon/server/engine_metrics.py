@@ -44,6 +44,20 @@ def _stages(counts: EngineCounts) -> Iterable[Metric]:
         for fault, number in survey.faults:
             faults.add_metric([stage, fault.value], number)
     yield from (sessions, faults)
+    replays = CounterMetricFamily(
+        "antiphon_stage_replays", "Runs of a stage's networks that were recorded at start.", labels=["stage"]
+    )
+    launches = CounterMetricFamily(
+        "antiphon_stage_launches", "Those that fitted no recording; all, without a GPU.", labels=["stage"]
+    )
+    for stage, runs in (
+        ("thinker", counts.thinker.counts.num_runs),
+        ("talker", counts.talker.counts.num_runs),
+        ("code2wav", counts.code2wav.counts.num_runs),
+    ):
+        replays.add_metric([stage], runs.num_replayed)
+        launches.add_metric([stage], runs.num_launched)
+    yield from (replays, launches)
 
 
 def _thinker(counts: EngineCounts) -> Iterable[Metric]:
@@ -69,11 +83,6 @@ def _voice(counts: EngineCounts) -> Iterable[Metric]:
     yield _gauge("antiphon_chunks_waiting", "Codec chunks that wait for the vocoder.", code2wav.num_due)
     yield _gauge("antiphon_chunks_without_seat", "Those of them whose turn waits for room.", code2wav.num_waiting)
     yield _gauge("antiphon_seats_taken", "Turns that hold room in the vocoder.", code2wav.num_speaking)
-    runs = code2wav.num_runs
-    yield _counter(
-        "antiphon_vocoder_replays", "Runs of flow and vocoder that were recorded at start.", runs.num_replayed
-    )
-    yield _counter("antiphon_vocoder_launches", "Those that fitted no recording.", runs.num_launched)
     voices = code2wav.voices
     yield _counter("antiphon_voice_cache_hits", "Voices that were there already, or on their way.", voices.num_hits)
     yield _counter("antiphon_voice_cache_misses", "Voices that were not.", voices.num_misses)

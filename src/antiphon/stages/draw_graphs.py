@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.transfer import Staging, upload
-from antiphon.models.minicpmo.captured import Recorder
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.stages.draw_table import DrawTable
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -55,7 +55,7 @@ class DrawGraphs:
         self._padding = padding
         self._captured: list[_Captured] = []
         self._table_version = 0
-        self.num_eager = 0
+        self.num_runs = NumRuns()
 
     def capture(self, max_draws: int, max_window_tokens: int, hidden_size: int, recorder: Recorder) -> Iterator[int]:
         """Record up to so many draws, before the first one; on a GPU only. Yields after each how many are left.
@@ -72,11 +72,12 @@ class DrawGraphs:
 
     def run(self, states: Tensor, columns: DrawColumns) -> Tensor:
         """states: [M, hidden]. Returns ids [M] int64, on the device, until the next call."""
-        if self._table.version == self._table_version:
-            for captured in self._captured:
-                if columns.num_draws <= captured.num_draws:
-                    return captured.run(states, columns)
-        self.num_eager += 1
+        is_there = self._table.version == self._table_version
+        fitting = (one for one in self._captured if is_there and columns.num_draws <= one.num_draws)
+        captured = next(fitting, None)
+        self.num_runs = self.num_runs.one_more(is_replayed=captured is not None)
+        if captured is not None:
+            return captured.run(states, columns)
         return self._draw(states, *on_device(columns, self._table.device))
 
 

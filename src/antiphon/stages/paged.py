@@ -16,7 +16,7 @@ from antiphon.core.context import Placement
 from antiphon.kernels.kv_cache import KVCache
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.transfer import upload
-from antiphon.models.minicpmo.captured import Recorder
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.stages.step_graphs import Forward, StepGraphs, step_shapes
 from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
@@ -51,7 +51,7 @@ class PagedDecoder:
     ) -> None:
         self._forward = forward
         self._group_size = decoder.num_heads // decoder.num_kv_heads
-        self.num_eager_steps = 0
+        self.num_runs = NumRuns()
         self.rope_theta = decoder.rope_theta
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
         shape = (decoder.num_layers, cache.num_blocks, cache.block_size, decoder.num_kv_heads, decoder.head_dim)
@@ -83,9 +83,9 @@ class PagedDecoder:
         slots = packed.columns[3]
         assert len({*slots}) == len(slots), "a slot is written twice in one step"
         captured = self._graphs.fitting(packed.shape)
+        self.num_runs = self.num_runs.one_more(is_replayed=captured is not None)
         if captured is not None:
             return captured.run(packed, embeds)
-        self.num_eager_steps += 1
         buffer = StepBuffer(packed.shape, torch.zeros(packed.shape.num_bytes, dtype=torch.uint8))
         buffer.fill(packed)
         device_buffer = upload(buffer.host, self.cache.keys.device)

@@ -14,7 +14,7 @@ from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.kernels.sampling.contract import CodecCut, CodecRules
 from antiphon.kernels.sampling.op import sample_codec
 from antiphon.kernels.transfer import Download
-from antiphon.models.minicpmo.captured import Recorder
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.talker import TalkerNetwork
 from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
 from antiphon.stages.draw_table import NOBODY, DrawPlace, DrawSlot, DrawTable, Newest, place_columns
@@ -42,23 +42,30 @@ class CodecChooser:
     def __init__(self, network: TalkerNetwork) -> None:
         self._network = network
         self.table = DrawTable(network.emb_text.weight.device)
+        # Draws of steps with chats, which are not recorded.
+        self._num_apart = NumRuns()
         nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
         padding = CodecDraw(CodecSampling(), Draws.MOST_LIKELY, nobody, is_eos_masked=False, seed=0, counter=0)
-        self.graphs = DrawGraphs(
+        self._graphs = DrawGraphs(
             self._draw_of_all, self.table, _columns([padding], place_columns([nobody])), network.emb_text.weight.dtype
         )
 
     def capture(self, max_draws: int, recorder: Recorder) -> Iterator[int]:
         """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
         window_tokens = CodecSampling().repetition_window_tokens
-        return self.graphs.capture(max_draws, window_tokens, self._network.emb_text.weight.shape[1], recorder)
+        return self._graphs.capture(max_draws, window_tokens, self._network.emb_text.weight.shape[1], recorder)
+
+    @property
+    def num_runs(self) -> NumRuns:
+        return self._graphs.num_runs + self._num_apart
 
     def choose(self, states: Tensor, draws: Sequence[CodecDraw]) -> Download:
         """One token per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
         columns = _columns(draws, self.table.columns([draw.place for draw in draws]))
         if any(draw.sampling.is_cut for draw in draws):
+            self._num_apart = self._num_apart.one_more(is_replayed=False)
             return Download(self._draw_of_some(states, *on_device(columns, self.table.device)))
-        return Download(self.graphs.run(states, columns))
+        return Download(self._graphs.run(states, columns))
 
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
         """[len(slots), hidden], the inputs for each slot's newest draw."""

@@ -86,7 +86,9 @@ class TalkerStage:
         self.interrupt(state, epoch=0)
 
     def survey(self) -> TalkerCounts:
-        return TalkerCounts(len(self._waiting), self._room.num_free_blocks // self._turn_blocks)
+        num_rooms = self._room.num_free_blocks // self._turn_blocks
+        num_runs = self.speaker.decoder.num_runs + self.speaker.chooser.num_runs
+        return TalkerCounts(len(self._waiting), num_rooms, num_runs)
 
     def _speak(self, state: TalkerState, work: Handoff[Tensor] | GoOn) -> SpeakerSteps[CodecChunk]:
         if isinstance(work, GoOn):

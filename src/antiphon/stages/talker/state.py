@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from antiphon.core.context import Context
 from antiphon.core.sampling import CodecSampling, Draws
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.stages.draw_table import DrawSlot, Newest
 from antiphon.stages.stepping import Drawn
 
@@ -56,7 +57,11 @@ class TalkerState:
 
 @dataclass(frozen=True, slots=True)
 class TalkerCounts:
-    """num_waiting: sessions that want to speak and find no room. num_rooms: calls' turns that would still fit."""
+    """num_waiting: sessions that want to speak and find no room. num_rooms: calls' turns that would still fit.
+
+    num_runs: of steps and draws; what is launched on a GPU was not recorded at start.
+    """
 
     num_waiting: int
     num_rooms: int
+    num_runs: NumRuns

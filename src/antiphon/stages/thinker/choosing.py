@@ -16,7 +16,7 @@ from antiphon.core.sampling import Draws, TextSampling
 from antiphon.kernels.sampling.contract import ChatRules, TextChoice, TextRules
 from antiphon.kernels.sampling.op import sample_chat, sample_text
 from antiphon.kernels.transfer import Download
-from antiphon.models.minicpmo.captured import Recorder
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import SpecialTokens
 from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
@@ -145,22 +145,29 @@ class TextChooser:
         written, spoken = (*special.chat.decisions,), (*special.chat.decisions, *special.unspeakable)
         self._forbidden = self._mask(special.forbidden)
         self._forbidden_in_chats = torch.stack([self._mask(written), self._mask(spoken)])
+        # Draws of steps with chats, which are not recorded.
+        self._num_apart = NumRuns()
         nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
         padding = UnitDraw(TextSampling(), Draws.MOST_LIKELY, nobody, Turn.CLOSED, must_speak=False, seed=0, counter=0)
-        self.graphs = DrawGraphs(
+        self._graphs = DrawGraphs(
             self._draw_in_units, self.table, _columns([padding], place_columns([nobody])), network.lm_head.weight.dtype
         )
 
     def capture(self, max_draws: int, recorder: Recorder) -> Iterator[int]:
         """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
         window_tokens = TextSampling().repetition_window_tokens
-        return self.graphs.capture(max_draws, window_tokens, self._network.lm_head.weight.shape[1], recorder)
+        return self._graphs.capture(max_draws, window_tokens, self._network.lm_head.weight.shape[1], recorder)
+
+    @property
+    def num_runs(self) -> NumRuns:
+        return self._graphs.num_runs + self._num_apart
 
     def choose(self, states: Tensor, draws: Sequence[TextDraw]) -> Download:
         """One id per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
         columns = _columns(draws, self.table.columns([draw.place for draw in draws]))
         if all(isinstance(draw, UnitDraw) for draw in draws):
-            return Download(self.graphs.run(states, columns))
+            return Download(self._graphs.run(states, columns))
+        self._num_apart = self._num_apart.one_more(is_replayed=False)
         return Download(self._draw_in_both(states, *on_device(columns, self._device)))
 
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:

@@ -14,6 +14,7 @@ from antiphon.core.duplex import UnitDecisions, Utterance, Wish
 from antiphon.core.messages import Address, Handoff
 from antiphon.core.window import OffWindow, SlideMode
 from antiphon.kernels.transfer import Download
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import TextStream, TextTokenizer
 from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
@@ -63,6 +64,11 @@ class Decider:
         self.decoder = PagedDecoder(network, network.config.decoder, cache, weight.device, weight.dtype)
         self.chooser = TextChooser(network, tokenizer.special)
         self.loop: StepLoop[TextDraw, PromptDone | UnitOutcome | PieceOutcome] = StepLoop(self.decoder, self.chooser)
+
+    @property
+    def num_runs(self) -> NumRuns:
+        """Of steps and draws."""
+        return self.decoder.num_runs + self.chooser.num_runs
 
     @property
     def max_context_tokens(self) -> int:

@@ -14,6 +14,7 @@ from antiphon.core.messages import Handoff
 from antiphon.core.prompts import PromptCounts
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import SlideMode, WindowPolicy
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.prompt import PromptText
 
@@ -141,10 +142,14 @@ class UnitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerCounts:
-    """num_free_blocks: hold nothing. num_unreserved_blocks: promised to nobody. block_bytes: keys and values of one."""
+    """num_free_blocks: hold nothing. num_unreserved_blocks: promised to nobody. block_bytes: keys and values of one.
+
+    num_runs: of steps and draws; what is launched on a GPU was not recorded at start.
+    """
 
     prompts: PromptCounts
     num_blocks: int
     num_free_blocks: int
     num_unreserved_blocks: int
     block_bytes: int
+    num_runs: NumRuns
