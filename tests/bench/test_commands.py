@@ -20,6 +20,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "unit": (*TINY, *TALK, "--sessions", "1"),
     "duplex": (*TINY, *TALK, "--sessions", "1", "--turn-units", "1", "--camera", "32"),
     "sweep": (*TINY, *TALK, "--sessions", "1", "--max-late-ms", "1000000"),
+    "error": ("--size", "tiny", "--device", "cpu", "--seconds", "1"),
     "soak": (*TINY, *TALK, "--sessions", "1"),
 }
 

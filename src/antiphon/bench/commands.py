@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from antiphon.bench.duplex import ProfileFlags, run_duplex, run_sweep, run_unit, unit_plans
+from antiphon.bench.error import run_error
 from antiphon.bench.kernel_cases import Sizes
 from antiphon.bench.kernels import KernelPlan, run_kernels
 from antiphon.bench.load import LoadPlan
@@ -285,6 +286,19 @@ def soak(
         on = _served(weights, size, flags, plan)
         result = _long_call(on, flags, plan) if unpaced else run_duplex(on, flags, plan, _say, name="soak")
         _write(out, result)
+
+
+@app.command()
+def error(
+    weights: Weights = RANDOM,
+    size: Size = ModelSize.FULL,
+    device: Device = None,
+    seconds: Annotated[int, typer.Option(min=1, help="Of the turn.")] = 20,
+    out: Out = _OUT,
+) -> None:
+    """Compare the sound of a turn in every precision of code2wav with that of float32."""
+    with errors_in_one_line():
+        _write(out, run_error(_target(weights, size, device, Dtype.FLOAT32), seconds))
 
 
 @app.command()

@@ -33,6 +33,8 @@ class Quantity(Enum):
     NEEDED_LEAD = "lead that a turn's listener needs"
     SENDING = "lateness of the generator"
     LOADING = "loading"
+    MEL_ERROR = "distance of log-mel from float32"
+    SAMPLES_TO_ERROR = "power of samples over that of their error against float32"
     STAGE_TIME = "time of a unit in one stage, waiting included"
     BUSY_TIME = "time of a unit in all stages, waiting included"
 
@@ -43,6 +45,7 @@ class Unit(Enum):
     US = "us"
     MS = "ms"
     S = "s"
+    DB = "dB"
 
 
 @dataclass(frozen=True, slots=True)
