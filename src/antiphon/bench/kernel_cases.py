@@ -19,6 +19,7 @@ from antiphon.bench.contexts import filled_context
 from antiphon.kernels.attention.op import attention
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.entry_store.op import norm_and_store
+from antiphon.kernels.few_rows.op import MAX_ROWS, linear_add, norm_gated, norm_linear
 from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update, tail_source
 from antiphon.kernels.frame_norm.op import mish_windows, modulated
 from antiphon.kernels.key_slots.op import key_slots
@@ -89,6 +90,7 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
     make = _Maker(config, sizes, device, dtype)
     return (
         *make.paged_attention(),
+        *make.few_rows(),
         *make.key_slots(),
         *make.step_rotations(),
         *make.rotary_store(),
@@ -166,6 +168,46 @@ class _Maker:
             for _ in range(2)
         )
         return lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+
+    def few_rows(self) -> Iterator[KernelCase]:
+        """The three products of a layer, of thinker and talker, beside the library's and what stands around them."""
+        for name, decoder in (("thinker", self.config.thinker.decoder), ("talker", self.config.talker.decoder)):
+            hidden, width = decoder.hidden_size, decoder.intermediate_size
+            heads = (decoder.num_heads + 2 * decoder.num_kv_heads) * decoder.head_dim
+            for kind, out, inner in (("qkv", heads, hidden), ("gated", 2 * width, hidden), ("down", hidden, width)):
+                for num in (1, MAX_ROWS):
+                    yield KernelCase(
+                        "few_rows",
+                        f"{name}, {kind}",
+                        "rows",
+                        num,
+                        (out * inner + num * (out + inner)) * self.dtype.itemsize,
+                        2 * num * out * inner,
+                        partial(self._product, kind, out, inner, num),
+                        (Rival("library", partial(self._library_product, kind, out, inner, num)),),
+                    )
+
+    def _product(self, kind: str, out: int, inner: int, num: int) -> Launch:
+        x, weight, matrix = self.normal(num, inner), self.normal(inner), self.normal(out, inner)
+        residual, eps = self.normal(num, out), self.decoder.rms_norm_eps
+        match kind:
+            case "qkv":
+                return lambda: norm_linear(x, weight, eps, matrix)
+            case "gated":
+                return lambda: norm_gated(x, weight, eps, matrix)
+            case _:
+                return lambda: linear_add(x, matrix, residual)
+
+    def _library_product(self, kind: str, out: int, inner: int, num: int) -> Launch:
+        x, weight, matrix = self.normal(num, inner), self.normal(inner), self.normal(out, inner)
+        residual, eps = self.normal(num, out), self.decoder.rms_norm_eps
+        match kind:
+            case "qkv":
+                return lambda: F.linear(rms_norm(x, weight, eps), matrix)
+            case "gated":
+                return lambda: silu_mul(F.linear(rms_norm(x, weight, eps), matrix))
+            case _:
+                return lambda: residual + F.linear(x, matrix)
 
     def key_slots(self) -> Iterator[KernelCase]:
         keys = self.sizes.context_tokens
