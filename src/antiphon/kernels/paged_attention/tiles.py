@@ -56,7 +56,7 @@ def num_splits(kind: TileKind, num_programs: int, head_dim: int, max_keys: int) 
     most = min(_MAX_SPLITS, max_keys // _KEYS_PER_SPLIT)
     least = _MIN_LARGE_SPLITS if kind is TileKind.LARGE else 1
     # Programs that an SM holds at once, and of small heads as many again as have the same bytes under way.
-    programs = _NUM_SMS * (4 if head_dim > _SMALL_HEAD_DIM else 16)
+    programs = _NUM_SMS * (4 if head_dim > _SMALL_HEAD_DIM else 32)
     wanted = min(most, max(least, programs // num_programs))
     # A power of two: each number of splits is a kernel of its own.
     return 1 << max(0, wanted.bit_length() - 1)
