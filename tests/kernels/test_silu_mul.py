@@ -40,11 +40,15 @@ def test_silu_mul_is_its_formula(at: Run, shape: tuple[int, int]) -> None:
 
 
 def compare_rounding(place: Place, dtype: torch.dtype) -> None:
-    """How exp is computed may move the gate's part across a rounding's edge, and nothing else may differ."""
+    """How exp is computed may move the gate's part across a rounding's edge, and nothing else may differ.
+
+    That is one unit in the last place of the gate's part, at most eps of it; the product with it may then be rounded to
+    the other side, which is as much again.
+    """
     gate_up = random(9, 1000).to(dtype)
     got, want = run(place, gate_up), reference.silu_mul(gate_up)
     assert (got == want).double().mean() > 0.99
-    torch.testing.assert_close(got, want, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-7)
+    torch.testing.assert_close(got, want, rtol=2.01 * torch.finfo(dtype).eps, atol=1e-7)
 
 
 def check_rounding(place: Place) -> None:

@@ -19,7 +19,11 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 
 class Download:
-    """A tensor on its way to the host. Nobody may write to it afterwards."""
+    """A tensor on its way to the host. Nobody may write to it afterwards.
+
+    What is read lies in ordinary memory: it goes to other threads and may be kept there, and pinned memory is neither
+    for keeping nor for giving away.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._events: tuple[torch.cuda.Event, ...] = ()
@@ -36,8 +40,10 @@ class Download:
 
     def read(self) -> Tensor:
         """Wait for this copy, and for nothing that was launched after it."""
-        for event in self._events:
-            event.synchronize()
+        if self._events:
+            for event in self._events:
+                event.synchronize()
+            self._host, self._events = self._host.clone(), ()
         return self._host
 
 
