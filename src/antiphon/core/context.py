@@ -80,8 +80,9 @@ class Context:
         self._units: deque[UnitRecord] = deque()
         self._num_open_tokens = 0
         self._suffix: tuple[int, ...] = ()
-        # Every step asks for these two; they change with a block, and with the anchor.
+        # Every step asks for these; they change with a block, and with the anchor.
         self._table = b""
+        self._is_table_old = False
         self.num_anchor_tokens = 0
         self.previous: tuple[int, ...] = ()
         self.shift = 0
@@ -93,6 +94,9 @@ class Context:
     @property
     def block_table(self) -> bytes:
         """Blocks of all segments in order, int32 each, so that a step copies them as they are."""
+        if self._is_table_old:
+            self._table = b"".join([segment.blocks for segment in self.segments()])
+            self._is_table_old = False
         return self._table
 
     @property
@@ -149,8 +153,6 @@ class Context:
         """
         placement = self._append(self._ring, num_tokens, key_shift=self.shift)
         self._num_open_tokens += num_tokens
-        if len(self._table) != _BLOCK_BYTES * self.num_blocks:
-            self._note_blocks()
         return placement
 
     def retract(self, num_tokens: int) -> None:
@@ -163,7 +165,7 @@ class Context:
         if num_blocks < len(ring.blocks):
             self._pool.release(ring.blocks[num_blocks:])
             del ring.blocks[num_blocks:]
-            self._note_blocks()
+            self._is_table_old = True
 
     def close_unit(self, unit: int, spoken: tuple[int, ...]) -> UnitRecord:
         """Make what was appended since the last close a unit of the ring."""
@@ -220,7 +222,7 @@ class Context:
         """Assert what must hold after every action."""
         size = self._pool.block_size
         tables = [segment.blocks for segment in self.segments()]
-        assert self._table == b"".join(tables), "the block table is not that of the segments"
+        assert self.block_table == b"".join(tables), "the block table is not that of the segments"
         num_anchor_tokens = sum(segment.num_tokens for segment in self._anchor)
         assert self.num_anchor_tokens == num_anchor_tokens, f"{self.num_anchor_tokens} anchor tokens are noted"
         for segment in self.segments():
@@ -233,8 +235,8 @@ class Context:
         assert self._mode is SlideMode.ROTATE_QUERY or self.shift == 0, f"shift {self.shift} in mode {self._mode}"
 
     def _note_blocks(self) -> None:
-        """After every change of a block or of the anchor."""
-        self._table = b"".join([segment.blocks for segment in self.segments()])
+        """After every change of the anchor or of several blocks."""
+        self._is_table_old = True
         self.num_anchor_tokens = sum(segment.num_tokens for segment in self._anchor)
 
     def _append(self, segment: Segment, num_tokens: int, key_shift: int) -> Placement:
@@ -246,9 +248,14 @@ class Context:
         first_position = self.num_tokens
         first = segment.first_slot + segment.num_tokens
         end = first + num_tokens
-        num_new_blocks = -(-end // self._pool.block_size) - len(segment.blocks)
-        segment.blocks.extend(self._pool.allocate(max(0, num_new_blocks)))
+        size = self._pool.block_size
+        num_new_blocks = -(-end // size) - len(segment.blocks)
+        if num_new_blocks > 0:
+            segment.blocks.extend(self._pool.allocate(num_new_blocks))
+            self._is_table_old = True
         segment.num_tokens += num_tokens
+        if num_tokens == 1:  # which is what a step does for most of its rows
+            return Placement((segment.blocks[first // size] * size + first % size,), first_position, key_shift)
         return Placement(tuple(self._slots(segment, first, end)), first_position, key_shift)
 
     def _slots(self, segment: Segment, first: int, end: int) -> Iterator[int]:
@@ -307,4 +314,3 @@ class Context:
 
 
 _NOWHERE = Placement((), 0, 0)
-_BLOCK_BYTES = array("i").itemsize

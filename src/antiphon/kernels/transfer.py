@@ -27,6 +27,7 @@ class Download:
 
     def __init__(self, tensor: Tensor) -> None:
         self._events: tuple[torch.cuda.Event, ...] = ()
+        self._numbers: list[int] | None = None
         self._host = tensor.detach()
         if tensor.device.type == "cuda":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -45,6 +46,12 @@ class Download:
                 event.synchronize()
             self._host, self._events = self._host.clone(), ()
         return self._host
+
+    def read_ids(self) -> list[int]:
+        """`read` of [n] whole numbers, for many who want one of them each."""
+        if self._numbers is None:
+            self._numbers = self.read().tolist()
+        return self._numbers
 
 
 class Staging:

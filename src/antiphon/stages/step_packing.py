@@ -131,9 +131,14 @@ class PackedRows:
             slots += placed.slots
             end = len(slots)
             num_keys = first + end - start
-            positions += range(first, num_keys)
-            ring_positions += range(first + context.shift, num_keys + context.shift)
-            key_positions += range(first + placed.key_shift, num_keys + placed.key_shift)
+            if end - start == 1:
+                positions.append(first)
+                ring_positions.append(first + context.shift)
+                key_positions.append(first + placed.key_shift)
+            else:
+                positions += range(first, num_keys)
+                ring_positions += range(first + context.shift, num_keys + context.shift)
+                key_positions += range(first + placed.key_shift, num_keys + placed.key_shift)
             span = RowSpan(start, end, num_keys, min(context.num_anchor_tokens, num_keys))
             spans.append(span)
             max_keys = max(max_keys, num_keys)

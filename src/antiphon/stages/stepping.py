@@ -49,7 +49,7 @@ class Drawn:
 
     def read(self) -> int:
         """The id. Only after the next row's reply or a `Settle`, so that the device has work meanwhile."""
-        return int(self._ids.read()[self._index])
+        return self._ids.read_ids()[self._index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,28 @@ class Settle:
     drawn: Drawn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """inputs, states: [n, hidden] of the row's tokens, on the device. drawn: None if nothing was asked."""
+    """A row's part of a step. drawn: None if nothing was asked. Few want more, so it is cut out when it is wanted.
 
-    inputs: Tensor
-    states: Tensor
+    all_inputs, all_states: [N, hidden] of the step. start, end: the row's tokens.
+    """
+
+    all_inputs: Tensor
+    all_states: Tensor
+    start: int
+    end: int
     drawn: Drawn | None
+
+    @property
+    def inputs(self) -> Tensor:
+        """[n, hidden] of the row's tokens, on the device."""
+        return self.all_inputs[self.start : self.end]
+
+    @property
+    def states(self) -> Tensor:
+        """[n, hidden] of the row's tokens, on the device."""
+        return self.all_states[self.start : self.end]
 
 
 Steps = Generator[Request[DrawT] | Settle, Reply, ResultT]
@@ -203,23 +218,24 @@ class StepLoop(Generic[DrawT, ResultT]):
         return [(active, reply) for (active, _), reply in zip(chosen, replies, strict=True)]
 
     def _forward(self, requests: Sequence[Request[DrawT]]) -> list[Reply]:
-        sizes = [len(request.row.placement.slots) for request in requests]
         embeds = self._embed(requests)
         states = self._decoder.run([request.row for request in requests], embeds)
-        parts = torch.split(states, sizes)
-        drawing = [index for index, request in enumerate(requests) if request.draw is not None]
+        ends = list(accumulate(len(request.row.placement.slots) for request in requests))
         draws = [request.draw for request in requests if request.draw is not None]
-        drawn: dict[int, Drawn] = {}
+        drawn: list[Drawn | None] = [None] * len(requests)
         if draws:
-            ends = list(accumulate(sizes))
+            drawing = [index for index, request in enumerate(requests) if request.draw is not None]
             ids = self._chooser.choose(_rows(states, [ends[index] - 1 for index in drawing]), draws)
-            drawn = {index: Drawn(ids, place) for place, index in enumerate(drawing)}
-        inputs = torch.split(embeds, sizes)
-        return [Reply(inputs[index], parts[index], drawn.get(index)) for index in range(len(requests))]
+            for place, index in enumerate(drawing):
+                drawn[index] = Drawn(ids, place)
+        starts = [0, *ends[:-1]]
+        return [Reply(embeds, states, *part) for part in zip(starts, ends, drawn, strict=True)]
 
     def _embed(self, requests: Sequence[Request[DrawT]]) -> Tensor:
         """Inputs of all rows, in order, [N, hidden]; what was drawn is embedded in one call."""
         slots = [request.inputs for request in requests if isinstance(request.inputs, DrawSlot)]
+        if len(slots) == len(requests):
+            return self._chooser.embed_drawn(slots)
         drawn = iter(torch.split(self._chooser.embed_drawn(slots), 1) if slots else ())
         return torch.cat([next(drawn) if isinstance(one.inputs, DrawSlot) else one.inputs for one in requests])
 
