@@ -22,12 +22,16 @@ from antiphon.voices import VoiceBook
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Running:
-    """session: whose need the caches are sized for. marker: ids in front of `previous` text."""
+    """session: whose need the caches are sized for. marker: ids in front of `previous` text.
+
+    is_tiny: the weights are random, and what they say is noise.
+    """
 
     live: LiveEngine
     voices: VoiceBook
     session: SessionConfig
     marker: tuple[int, ...]
+    is_tiny: bool
 
 
 @contextmanager
@@ -56,4 +60,4 @@ def running_engine(
     say(f"loading {config.dtype.value}: {devices}, code2wav on {stages.code2wav.device}")
     with Engine.load(checkpoint, config, wanted) as engine, LiveEngine(engine) as live:
         say(f"loaded in {time.perf_counter() - started_s:.1f} s")
-        yield Running(live, voices, wanted, marker)
+        yield Running(live, voices, wanted, marker, checkpoint.is_tiny)

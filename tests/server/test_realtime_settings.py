@@ -124,6 +124,13 @@ def test_a_call_that_cannot_change_keeps_its_voice_once_it_has_begun(first: Choi
     assert changed(begun, update(""), voice, fixed, is_open=False).voice is voice
 
 
+def test_a_client_may_lean_its_call_to_listening_and_choose_its_seed(first: Choices, offer: Offer) -> None:
+    config = chosen(first, offer, '"extra_body":{"listen_scale":1.5,"seed":7}').config
+    assert (config.text.listen_scale, config.seed) == (1.5, 7)
+    assert config.text.temperature == first.config.text.temperature
+    assert chosen(first, offer, '"temperature":0.5').config.seed == first.config.seed
+
+
 def test_what_is_said_first_is_chosen_before_the_call(first: Choices, offer: Offer) -> None:
     assert chosen(first, offer, '"initial_user_text":"Hello?"').opening_text == "Hello?"
     assert chosen(first, offer, '"extra_body":{"duplex_initial_user_text":"Hello?"}').opening_text == "Hello?"

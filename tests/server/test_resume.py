@@ -86,6 +86,27 @@ def test_a_second_socket_takes_over_and_the_first_is_told_so(running: RunningSer
     talk(conversation)
 
 
+def test_who_comes_back_is_told_how_many_of_its_messages_were_taken(running: RunningServer) -> None:
+    async def conversation() -> None:
+        async with connected(running.url, "?vendor_events=1") as first:
+            created = await first.until("session.created")
+            await first.send("session.heartbeat")
+            await first.send("nonsense")
+            await first.error()
+            await first.send("session.heartbeat")
+            acks = [await first.until("session.heartbeat_ack")]
+            first.cut()
+        async with connected(running.url, "?resume=1") as second:
+            await resume(second, created, created.text("resume_token"), first.got[-1].number("server_event_seq"))
+            resumed = await second.until("session.resumed")
+            await second.send("session.heartbeat")
+            acks.append(await second.until("session.heartbeat_ack"))
+        assert resumed.number("received_client_events") == 3
+        assert [ack.number("received_client_events") for ack in acks] == [3, 4]
+
+    talk(conversation)
+
+
 def test_a_token_is_good_once_and_only_for_its_session(running: RunningServer) -> None:
     async def refused(created: Event, token: str, code: str) -> None:
         async with connected(running.url, "?resume=1") as client:

@@ -253,12 +253,12 @@ def vendors() -> Iterator[ServerEvent]:
     of_session: dict[str, object] = {"event_id": event_id, "session_id": ids.session()}
     token: dict[str, object] = {"attachment_generation": 1, "resume_token": "t"}
     yield said(vendor.ResumableSessionCreated, token, event_id=event_id, session=SESSIONS[0])
-    yield said(vendor.SessionResumed, of_session | token, session=SESSIONS[0])
+    yield said(vendor.SessionResumed, of_session | token, session=SESSIONS[0], received_client_events=7)
     yield said(vendor.SessionReplaced, of_session, attachment_generation=2)
     yield said(vendor.SessionResyncRequired, of_session, reason="journal_gap")
     yield said(vendor.SessionClosed, of_session, epoch=1, reason="client_close")
     yield said(vendor.SessionExpired, of_session, reason="idle_ttl_expired")
-    yield said(vendor.HeartbeatAck, of_session)
+    yield said(vendor.HeartbeatAck, of_session, received_client_events=7)
     yield said(
         vendor.WindowSlid,
         of_session,
@@ -268,6 +268,12 @@ def vendors() -> Iterator[ServerEvent]:
         context_tokens=6000,
         previous_tokens=12,
     )
+    opened = {"prompt_tokens": 40, "max_context_tokens": 8192, "is_prompt_shared": True, "opening_ms": 12}
+    yield said(vendor.CallOpened, of_session | opened)
+    decided = {"unit": 3, "is_listen": True, "context_tokens": 90, "context_blocks": 2, "retained_units": 4}
+    yield said(vendor.UnitReport, of_session | decided)
+    yield said(vendor.UnitCosts, of_session | {"unit": 3, "thinker_ms": 40, "talker_ms": 0, "code2wav_ms": 0})
+    yield said(vendor.CallChanged, of_session | {"context_tokens": 90, "max_context_tokens": 400, "took_ms": 20})
     listening = vendor.ListenResponse(metadata=vendor.ListenMetadata(reason="model_listen", unit=3))
     yield said(vendor.ResponseListen, of_session, epoch=0, response=listening)
     yield said(vendor.ResponseSpeak, in_part)

@@ -6,12 +6,16 @@ import pytest
 
 from antiphon.server.events.server import OFFICIAL_SERVER_EVENTS, AudioDelta
 from antiphon.server.events.vendor import (
+    CallChanged,
+    CallOpened,
     OutputCleared,
     PlaybackAcknowledged,
     ResponseListen,
     ResponseSpeak,
     SessionClosed,
     TimedAudioDelta,
+    UnitCosts,
+    UnitReport,
     WindowSlid,
 )
 from server.lifecycle import Answer, check, session
@@ -61,6 +65,38 @@ def test_who_asks_is_told_what_the_model_does_and_every_event_has_a_number(realt
         deltas = told.all(AudioDelta)
         assert deltas
         assert all(isinstance(delta, TimedAudioDelta) for delta in deltas)
+
+    talk(conversation)
+
+
+def test_who_wants_to_see_inside_is_told_what_every_second_came_to(realtime: str) -> None:
+    async def conversation() -> None:
+        asked = {"extra_body": {**SLIDING, "report_units": True}}
+        async with session(realtime, VENDOR, settings=asked) as client:
+            await client.says(4)
+            await client.until("session.window_slid")
+            await client.send("session.update", session={"type": "realtime", "instructions": "Other ones."})
+            await client.says(2)
+            await client.until("session.call_changed")
+        told = check(client.got)
+        (opened,) = told.all(CallOpened)
+        decided, finished = told.all(UnitReport), told.all(UnitCosts)
+        assert [report.unit for report in decided[:3]] == [0, 1, 2]
+        assert [costs.unit for costs in finished[:3]] == [0, 1, 2]
+        assert all(report.is_listen for report in decided)
+        assert opened.prompt_tokens < decided[0].context_tokens <= opened.max_context_tokens
+        assert max(report.retained_units for report in decided) == 2
+        assert told.all(CallChanged)[0].context_tokens > 0
+
+    talk(conversation)
+
+
+def test_nobody_else_is_told_what_a_second_came_to(realtime: str) -> None:
+    async def conversation() -> None:
+        for query, asked in ((VENDOR, {}), ("", {"extra_body": {"report_units": True}})):
+            async with session(realtime, query, settings=asked) as client:
+                await spoken(client)
+            assert not check(client.got).all(UnitReport)
 
     talk(conversation)
 

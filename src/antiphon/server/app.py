@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from antiphon.server import openbmb
+from antiphon.models.minicpmo.prompt import DEFAULT_INSTRUCTIONS
+from antiphon.server import openbmb, page
 from antiphon.server.api_error import ApiError
 from antiphon.server.chat import routes as chat
 from antiphon.server.chat.asking import ChatOffer
@@ -45,8 +46,25 @@ def build_app(host: Host, draw_seed: Callable[[], int] = random_seed) -> FastAPI
     app.include_router(realtime.router(service))
     app.include_router(openbmb.router(service))
     app.include_router(chat.router(service, offer_of(host.settings)))
+    app.include_router(page.router(page_offer(host, service), host.door))
     app.add_exception_handler(HTTPException, _refuse)
     return app
+
+
+def page_offer(host: Host, service: Service) -> page.PageOffer:
+    """What the page lets people choose from."""
+    return page.PageOffer(
+        model=service.model,
+        has_random_weights=host.running.is_tiny,
+        instructions=DEFAULT_INSTRUCTIONS,
+        mode=service.mode,
+        limits=service.window_limits,
+        temperature=service.session.text.temperature,
+        listen_scale=service.session.text.listen_scale,
+        is_changeable=service.session.keeps_inputs,
+        takes_pictures=service.session.max_pictures > 0,
+        resume_s=host.settings.resume_s,
+    )
 
 
 def offer_of(settings: ServerSettings) -> ChatOffer:

@@ -198,7 +198,7 @@ class _Connection:
         return replace(voice, reference=reference)
 
     def _config(self, asked: Prepare) -> SessionConfig:
-        session = self._service.session
+        session = self._service.seeded()
         wanted = asked.max_slice_nums or asked.config.max_slice_nums
         slices = min(wanted, session.max_slices) if wanted is not None else 1
         return replace(session, prompt=wrap(asked.system_prompt), max_slices=slices)

@@ -71,10 +71,13 @@ class Service:
     limits: Limits
     draw_seed: Callable[[], int]
 
+    def seeded(self) -> SessionConfig:
+        """Of a call that asks for nothing and draws from a seed of its own."""
+        return replace(self.session, seed=self.draw_seed())
+
     def open(self, config: SessionConfig, voice: PreparedVoice) -> AsyncSession:
         """Start a call; its first happening says whether it could."""
-        seeded = replace(config, seed=self.draw_seed())
-        return self.engine.open(f"call_{uuid.uuid4().hex}", seeded, voice.reference, voice.prompt)
+        return self.engine.open(f"call_{uuid.uuid4().hex}", config, voice.reference, voice.prompt)
 
     async def happenings(self, session: AsyncSession | AsyncChat) -> AsyncGenerator[Happening, None]:
         """Everything that happens in a call or a chat, counted and logged. For one reader."""

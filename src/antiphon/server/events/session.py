@@ -230,7 +230,11 @@ Include = Literal["item.input_audio_transcription.logprobs"]
 
 
 class ExtraBody(Wire):
-    """vLLM-Omni's place for what the model decides on; the names of its windows."""
+    """vLLM-Omni's place for what the model decides on; the names of its windows. The last three are ours.
+
+    listen_scale: by what the score of listening is multiplied. seed: of all that the call draws.
+    report_units: tell what every second came to and took.
+    """
 
     auto_response: Maybe[bool] = None
     force_listen_count: Maybe[Count] = None
@@ -240,6 +244,9 @@ class ExtraBody(Wire):
     context_max_units: Maybe[Count] = None
     context_previous_max_tokens: Maybe[Count] = None
     duplex_initial_user_text: Maybe[str] = None
+    listen_scale: Maybe[Annotated[float, Field(ge=0.1, le=10)]] = None
+    seed: Maybe[Annotated[int, Field(ge=0, lt=2**53)]] = None
+    report_units: Maybe[bool] = None
 
 
 class SessionUpdate(Wire):

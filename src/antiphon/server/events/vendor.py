@@ -21,11 +21,14 @@ class ResumableSessionCreated(SessionCreated):
 
 
 class SessionResumed(ServerEvent):
+    """received_client_events: so many messages of the client were taken; those behind them it sends again."""
+
     type: Literal["session.resumed"] = "session.resumed"
     session_id: Name
     session: Session
     attachment_generation: Count
     resume_token: Name
+    received_client_events: Count
 
 
 class SessionReplaced(ServerEvent):
@@ -60,8 +63,11 @@ class SessionExpired(ServerEvent):
 
 
 class HeartbeatAck(ServerEvent):
+    """received_client_events: the client's messages that were taken, refused ones and this heartbeat among them."""
+
     type: Literal["session.heartbeat_ack"] = "session.heartbeat_ack"
     session_id: Name
+    received_client_events: Count
 
 
 class WindowSlid(ServerEvent):
@@ -74,6 +80,50 @@ class WindowSlid(ServerEvent):
     dropped_tokens: Count
     context_tokens: Count
     previous_tokens: Count
+
+
+class CallOpened(ServerEvent):
+    """The call has begun. is_prompt_shared: another call's copy of the prompt is used. opening_ms: it took."""
+
+    type: Literal["session.opened"] = "session.opened"
+    session_id: Name
+    prompt_tokens: Count
+    max_context_tokens: Count
+    is_prompt_shared: bool
+    opening_ms: Count
+
+
+class UnitReport(ServerEvent):
+    """What a second came to; the context's numbers are after its close and slide."""
+
+    type: Literal["session.unit_decided"] = "session.unit_decided"
+    session_id: Name
+    unit: Count
+    is_listen: bool
+    context_tokens: Count
+    context_blocks: Count
+    retained_units: Count
+
+
+class UnitCosts(ServerEvent):
+    """Time that a second spent in each stage, waiting included."""
+
+    type: Literal["session.unit_finished"] = "session.unit_finished"
+    session_id: Name
+    unit: Count
+    thinker_ms: Count
+    talker_ms: Count
+    code2wav_ms: Count
+
+
+class CallChanged(ServerEvent):
+    """What the last `session.update` wanted of the call holds from now on. took_ms: that it took."""
+
+    type: Literal["session.call_changed"] = "session.call_changed"
+    session_id: Name
+    context_tokens: Count
+    max_context_tokens: Count
+    took_ms: Count
 
 
 class ListenMetadata(Wire):
@@ -166,6 +216,10 @@ VENDOR_SERVER_EVENTS: tuple[type[ServerEvent], ...] = (
     SessionExpired,
     HeartbeatAck,
     WindowSlid,
+    CallOpened,
+    UnitReport,
+    UnitCosts,
+    CallChanged,
     ResponseListen,
     ResponseSpeak,
     TimedAudioDelta,

@@ -111,7 +111,7 @@ class Hosted:
         self._patience_ends_s = 0.0
         self._ids = Ids()
         offer = Offer(
-            config=service.session,
+            config=service.seeded(),
             voice=service.voice,
             mode=service.mode,
             limits=service.window_limits,
@@ -236,6 +236,7 @@ class Hosted:
 
     def _obey(self, incoming: Incoming | Rejected, now_s: float) -> None:
         self._heard_from_client(now_s)
+        self._session.count_message()
         match incoming:
             case Rejected(error=error, event_id=event_id):
                 self._tell([self._session.error(error, event_id)])
@@ -296,6 +297,7 @@ class Hosted:
             session=self._session.session,
             attachment_generation=attachment.generation,
             resume_token=self._token.rotate(),
+            received_client_events=self._session.num_received,
         )
         # Not one of the numbered: it is about the socket, and the missed ones come behind it.
         attachment.outbox.put(resumed.to_json(), now_s)

@@ -17,10 +17,12 @@ from antiphon.core.events import (
     ChangeRefused,
     InputRefused,
     SessionEnded,
+    SessionOpened,
     SettingsChanged,
     SpeechLost,
     TurnInterrupted,
     UnitDecided,
+    UnitFinished,
     WindowSlid,
 )
 from antiphon.errors import InputError
@@ -77,7 +79,7 @@ from antiphon.server.realtime.hearing import Hearing
 from antiphon.server.realtime.incoming import Incoming
 from antiphon.server.realtime.session_call import Opener, SessionCall
 from antiphon.server.realtime.settings import AnswersWhen, Offer, changed, check_tool_choice, first_choices
-from antiphon.server.realtime.vendor import VendorSide
+from antiphon.server.realtime.vendor import Reported, VendorSide
 from antiphon.server.vad.detector import IdleTimeout, Started, Stopped, TurnEvent
 
 Events = Iterator[ServerEvent]
@@ -139,6 +141,15 @@ class RealtimeSession:
         """The client may say nothing for so long."""
         return self._choices.idle_s
 
+    @property
+    def num_received(self) -> int:
+        """Messages of the client that were taken, over all its sockets."""
+        return self._vendor.num_received
+
+    def count_message(self) -> None:
+        """One more came, whatever it was."""
+        self._vendor.num_received += 1
+
     def greet(self) -> Events:
         yield SessionCreated(event_id=self._ids.event(), session=self.session)
 
@@ -166,6 +177,7 @@ class RealtimeSession:
                 self._hearing.decided()
                 if self.has_vendor_events:
                     yield from self._vendor.decided(happening)
+                yield from self._report(happening)
                 yield from self._answering.decide(happening, now_s)
             case Speech():
                 yield from self._answering.hear(happening, now_s)
@@ -178,8 +190,8 @@ class RealtimeSession:
                 yield from self._lose(happening)
             case SettingsChanged() | ChangeRefused():
                 yield from self._settle(happening)
-            case WindowSlid() if self.has_vendor_events:
-                yield from self._vendor.slid(happening)
+            case SessionOpened() | UnitFinished() | WindowSlid():
+                yield from self._report(happening)
             case SessionEnded():
                 yield from self._end(happening)
             case _:
@@ -363,10 +375,20 @@ class RealtimeSession:
         """The call is as the client wanted it, or what it was promised with `session.updated` cannot be had."""
         if isinstance(outcome, SettingsChanged):
             self._call.has_changed(self._choices)
+            yield from self._report(outcome)
             return
         self._choices = self._call.was_refused(self._choices)
         yield self._fault(outcome.code, f"the call goes on as it was: {outcome.message}", "session", self._update_id)
         yield SessionUpdated(event_id=self._ids.event(), session=self.session)
+
+    def _report(self, happening: Reported | WindowSlid) -> Events:
+        """What clients are told that want to see the call from inside; slides, all that asked for vendors' events."""
+        if not self.has_vendor_events:
+            return
+        if isinstance(happening, WindowSlid):
+            yield from self._vendor.slid(happening)
+        elif self._choices.reports_units:
+            yield self._vendor.report(happening)
 
     def _commit(self) -> Events:
         """What was said until now is an item."""

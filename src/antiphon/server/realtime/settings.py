@@ -76,7 +76,7 @@ class Choices:
 
     idle_s: the client's own limit of how long it may say nothing. has_vendor_events: it asked for them.
     counts_unplayed: what was sent of an answer counts as heard when the answer is done.
-    answers_by_itself: unless the client gave that up.
+    answers_by_itself: unless the client gave that up. reports_units: it is told what every second came to.
     """
 
     session: Session
@@ -87,6 +87,7 @@ class Choices:
     opening_text: str = ""
     counts_unplayed: bool = True
     answers_by_itself: bool = True
+    reports_units: bool = False
 
     @property
     def answers_when(self) -> AnswersWhen:
@@ -152,6 +153,8 @@ def changed(
     config = replace(config, duplex=replace(config.duplex, num_forced_listens=num_listens))
     if update.temperature is not None:
         config = replace(config, text=_warmer(config, update.temperature))
+    listen_scale = _first(extra.listen_scale, config.text.listen_scale)
+    config = replace(config, text=replace(config.text, listen_scale=listen_scale), seed=_first(extra.seed, config.seed))
     new = replace(
         choices,
         session=session,
@@ -161,6 +164,7 @@ def changed(
         idle_s=min(offer.idle_s, _first(update.idle_timeout_s, choices.idle_s)),
         has_vendor_events=_first(update.vendor_events, choices.has_vendor_events),
         answers_by_itself=_first(extra.auto_response, choices.answers_by_itself),
+        reports_units=_first(extra.report_units, choices.reports_units),
         counts_unplayed=_counts_unplayed(choices, update),
     )
     _check_policy(new, update)

@@ -24,6 +24,9 @@ from antiphon.server.service import Service
 FLUSH_S = 5.0
 """What was told leaves by then, after the session's end."""
 
+REALTIME_PROTOCOL = "realtime"
+"""The official subprotocol; a page offers it beside the one that is its key."""
+
 _ON = ("1", "true", "on")
 
 
@@ -54,6 +57,11 @@ def _asks(socket: WebSocket, name: str) -> bool:
     return socket.query_params.get(name, "").lower() in _ON
 
 
+def _protocol(socket: WebSocket) -> str | None:
+    """Of those that the client offers; a browser that offers some hangs up if none is chosen."""
+    return REALTIME_PROTOCOL if REALTIME_PROTOCOL in socket.scope["subprotocols"] else None
+
+
 async def _begin(service: Service, sessions: Sessions, socket: WebSocket, *, is_resumable: bool) -> None:
     """is_resumable: for a client that knows vendors' events."""
     with ExitStack() as stack:
@@ -63,7 +71,7 @@ async def _begin(service: Service, sessions: Sessions, socket: WebSocket, *, is_
             return
         owner = service.door.identify(socket.headers)
         assert not isinstance(owner, Refusal), "who is inside was known at the door"
-        await socket.accept()
+        await socket.accept(_protocol(socket))
         attachment = Attachment(Outbox(service.limits.outbox))
         # The place is the session's from now on.
         hosted = sessions.begin(owner, stack.pop_all(), attachment, is_resumable=is_resumable)
@@ -76,7 +84,7 @@ async def _resume(service: Service, sessions: Sessions, socket: WebSocket) -> No
     if isinstance(owner, Refusal):
         await owner.deny(socket)
         return
-    await socket.accept()
+    await socket.accept(_protocol(socket))
     client, limit_s = ClientSocket(socket), service.limits.first_message_s
     attachment = Attachment(Outbox(service.limits.outbox))
     try:

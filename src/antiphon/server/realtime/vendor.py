@@ -7,8 +7,9 @@ Shown by tests/server/test_vendor_events.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
-from antiphon.core.events import UnitDecided, WindowSlid
+from antiphon.core.events import SessionOpened, SettingsChanged, UnitDecided, UnitFinished, WindowSlid
 from antiphon.server.events.client import (
     BargeIn,
     ClientEvent,
@@ -23,6 +24,8 @@ from antiphon.server.events.client import (
 from antiphon.server.events.ids import Ids
 from antiphon.server.events.server import ServerEvent
 from antiphon.server.events.vendor import (
+    CallChanged,
+    CallOpened,
     HeartbeatAck,
     ListenMetadata,
     ListenResponse,
@@ -30,6 +33,8 @@ from antiphon.server.events.vendor import (
     PlaybackRecord,
     ResponseListen,
     SessionClosed,
+    UnitCosts,
+    UnitReport,
 )
 from antiphon.server.events.vendor import WindowSlid as WindowSlidEvent
 from antiphon.server.realtime.answering import Answering
@@ -38,17 +43,24 @@ from antiphon.server.realtime.settings import Choices
 
 Events = Iterator[ServerEvent]
 
+Reported = SessionOpened | UnitDecided | UnitFinished | SettingsChanged
+"""What a client that asks for reports is told of its call."""
+
 BARGE_IN_SIGNALS = ("barge_in", "interrupt", "cancel")
 
 
 class VendorSide:
-    """Owns the epoch, which counts interruptions. end: the client closed the session."""
+    """Owns the epoch, which counts interruptions. end: the client closed the session.
+
+    num_received: messages of the client that were taken.
+    """
 
     def __init__(self, ids: Ids, session_id: str, answering: Answering) -> None:
         self._ids = ids
         self._session_id = session_id
         self._answering = answering
         self.epoch = 0
+        self.num_received = 0
         self.end: str | None = None
 
     def decided(self, decided: UnitDecided) -> Events:
@@ -73,6 +85,49 @@ class VendorSide:
             previous_tokens=len(slid.previous_ids),
         )
 
+    def report(self, happening: Reported) -> ServerEvent:
+        """For who wants to see the call from inside."""
+        event_id = self._ids.event()
+        match happening:
+            case SessionOpened() as opened:
+                return CallOpened(
+                    event_id=event_id,
+                    session_id=self._session_id,
+                    prompt_tokens=opened.num_prompt_tokens,
+                    max_context_tokens=opened.max_context_tokens,
+                    is_prompt_shared=opened.is_prompt_hit,
+                    opening_ms=round(opened.prompt_ms),
+                )
+            case UnitDecided() as decided:
+                return UnitReport(
+                    event_id=event_id,
+                    session_id=self._session_id,
+                    unit=decided.unit,
+                    is_listen=decided.is_listen,
+                    context_tokens=decided.num_context_tokens,
+                    context_blocks=decided.num_context_blocks,
+                    retained_units=decided.num_retained_units,
+                )
+            case UnitFinished() as finished:
+                return UnitCosts(
+                    event_id=event_id,
+                    session_id=self._session_id,
+                    unit=finished.unit,
+                    thinker_ms=round(finished.thinker_ms),
+                    talker_ms=round(finished.talker_ms),
+                    code2wav_ms=round(finished.code2wav_ms),
+                )
+            case SettingsChanged() as changed:
+                return CallChanged(
+                    event_id=event_id,
+                    session_id=self._session_id,
+                    context_tokens=changed.num_context_tokens,
+                    max_context_tokens=changed.max_context_tokens,
+                    took_ms=round(changed.took_ms),
+                )
+            case never:
+                assert_never(never)
+
     def is_drop(self, event: ClientEvent) -> bool:
         """Whether it drops what was not heard yet."""
         return isinstance(event, InputCancel)
@@ -85,7 +140,11 @@ class VendorSide:
         """Events that only vendors' clients send. Raises: RequestError."""
         match event:
             case Heartbeat():
-                yield HeartbeatAck(event_id=self._ids.event(), session_id=self._session_id)
+                yield HeartbeatAck(
+                    event_id=self._ids.event(),
+                    session_id=self._session_id,
+                    received_client_events=self.num_received,
+                )
             case PlaybackAck():
                 yield from self._acknowledge(event, choices, now_s)
             case SessionClose(reason=reason):
