@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,3 +88,23 @@ def start_server(tiny_checkpoint: Path, engine: Running) -> StartServer:
         return running_server(tiny_settings(tiny_checkpoint, **options), engine, build)
 
     return start
+
+
+@pytest.fixture
+def load_server(tiny_checkpoint: Path) -> StartServer:
+    """The same with an engine of its own, for options that are the engine's."""
+
+    @contextmanager
+    def start(build: BuildApp, **options: str) -> Iterator[RunningServer]:
+        settings = tiny_settings(tiny_checkpoint, **options)
+        with loaded(settings, lambda _: None) as engine, running_server(settings, engine, build) as running:
+            yield running
+
+    return start
+
+
+@pytest.fixture
+def modules(tab: Tab, running: RunningServer) -> Tab:
+    """A tab of which only the modules are used, without a call."""
+    tab.page.goto(running.url)
+    return tab

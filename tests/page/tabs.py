@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from playwright.sync_api import ConsoleMessage, Page, Request
-from pydantic import JsonValue
+from pydantic import TypeAdapter
 
 from antiphon.server.app import build_app
 from antiphon.server.run import Host
+
+T = TypeVar("T")
 
 LIMIT_MS = 60_000.0
 """For whatever a test waits for; what takes longer hangs. Others may have the machine."""
@@ -87,10 +90,10 @@ class Tab:
         assert found is not None, f"{selector} is {self.text(selector)!r}"
         return int(found[0])
 
-    def run(self, module: str, names: str, body: str) -> JsonValue:
-        """Run JavaScript with some of a module's names. Returns what it returns."""
+    def run(self, kind: type[T], module: str, names: str, body: str) -> T:
+        """Run JavaScript with some of a module's names. kind: of what it returns."""
         program = f"async () => {{ const {{ {names} }} = await import('/page/{module}'); {body} }}"
-        return json.loads(json.dumps(self.page.evaluate(program)))
+        return TypeAdapter(kind).validate_python(self.page.evaluate(program))
 
     def saved(self, selector: str) -> bytes:
         """What a button saves."""

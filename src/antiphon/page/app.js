@@ -2,6 +2,7 @@
 
 import { devices } from "./audio/sound.js";
 import { Call } from "./call/call.js";
+import { History } from "./call/history.js";
 import { asText, asVtt } from "./call/saving.js";
 import { Camera } from "./camera.js";
 import { ClosedError, key, knock, useKey } from "./door.js";
@@ -35,6 +36,7 @@ class App {
     this.isMuted = false;
     this.isDirty = true;
     this.drawnAt = 0;
+    this.emptiness = new History();
     this.problem = "";
     this.captions = new Captions(byId("captions"));
     this.timeline = new Timeline(byId("timeline"), () => {
@@ -49,6 +51,12 @@ class App {
 
   get isInCall() {
     return this.call !== null && this.call.phase !== "over";
+  }
+
+  /** @returns {"idle" | import("./call/call.js").Phase} */
+  get phase() {
+    if (this.isStarting && !this.isInCall) return "connecting";
+    return this.call === null ? "idle" : this.call.phase;
   }
 
   listen() {
@@ -312,14 +320,15 @@ class App {
     if (this.isDirty) this.show();
     this.isDirty = false;
     this.drawnAt = now;
-    if (this.call !== null) this.timeline.draw(this.call.history, this.isInCall ? this.call.nowMs : this.call.endedMs);
+    this.timeline.draw(this.call?.history ?? this.emptiness, this.isInCall ? this.call.nowMs : (this.call?.endedMs ?? 0));
   }
 
   show() {
-    const phase = this.call === null || (this.isStarting && !this.isInCall) ? (this.isStarting ? "connecting" : "idle") : this.call.phase;
+    const phase = this.phase;
     mark(document.body, "data-phase", phase);
-    write(byId("state"), t(`state.${phase}`));
-    write(byId("hint"), phase === "over" ? this.ending() : t(`hint.${phase}`));
+    const isBlocked = phase === "idle" && this.problem !== "";
+    write(byId("state"), t(isBlocked ? "state.blocked" : `state.${phase}`));
+    write(byId("hint"), phase === "over" ? this.ending() : isBlocked ? "" : t(`hint.${phase}`));
     this.showControls(phase);
     byId("captions-empty").hidden = byId("captions").childElementCount > 0;
     byId("line-live").disabled = this.timeline.isLive;
@@ -346,8 +355,8 @@ class App {
       mark(byId(kind), "aria-pressed", String(this.camera?.kind === kind));
     }
     mark(byId("mute"), "aria-pressed", String(this.isMuted));
-    const isSaveable = this.call !== null && this.call.recorder.seconds > 0;
-    for (const id of ["save-audio", "save-text", "save-vtt", "save-log"]) byId(id).disabled = !isSaveable;
+    byId("save-audio").disabled = this.call === null || this.call.recorder.seconds === 0;
+    for (const id of ["save-text", "save-vtt", "save-log"]) byId(id).disabled = this.call === null;
   }
 
   showLevels() {

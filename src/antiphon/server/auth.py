@@ -60,7 +60,8 @@ FOREIGN_ORIGIN = Refusal(403, POLICY_VIOLATION, "origin_not_allowed", "pages of 
 KEY_IS_BUSY = Refusal(503, TRY_AGAIN_LATER, "too_many_calls", "this key has all the calls that it may have; end one")
 ENGINE_IS_FULL = Refusal(503, TRY_AGAIN_LATER, "resource_exhausted", "all calls are taken; try again later")
 DRAINING = Refusal(503, TRY_AGAIN_LATER, "draining", "this server is stopping; connect again to reach another one")
-REFUSALS = (NO_KEY, FOREIGN_ORIGIN, KEY_IS_BUSY, ENGINE_IS_FULL, DRAINING)
+LOADING = Refusal(503, TRY_AGAIN_LATER, "loading", "the model is loading; connect again in a moment")
+REFUSALS = (NO_KEY, FOREIGN_ORIGIN, KEY_IS_BUSY, ENGINE_IS_FULL, DRAINING, LOADING)
 
 
 class ApiKeys:

@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -32,6 +32,7 @@ from antiphon.server.logs import configure
 from antiphon.server.metrics import Direction, Metrics
 from antiphon.server.settings import Resolved, ServerSettings
 from antiphon.server.vad.choice import SpeechModels, speech_models
+from antiphon.server.waiting import waiting_page
 
 CLEANUP_LIMIT_S = 5
 """What connections have to clean up after they were closed with 1012; then their tasks are cancelled."""
@@ -83,7 +84,9 @@ def serve(resolved: Resolved, build_app: BuildApp, say: Say) -> None:
     _check_tls(settings)
     speech = speech_models(settings.vad_model)
     say(f"server_vad hears speech by {speech.name}")
-    with bound_socket(settings.host, settings.port) as listening, loaded(settings, say) as running:
+    with bound_socket(settings.host, settings.port) as listening, ExitStack() as stack:
+        with waiting_page(listening, settings.max_calls, partial(_uvicorn_config, settings), say) as tell:
+            running = stack.enter_context(loaded(settings, tell))
 
         async def live() -> None:
             await make_server(settings, keys, running, speech, build_app, say).serve(sockets=[listening])

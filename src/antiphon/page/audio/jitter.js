@@ -56,6 +56,7 @@ export class JitterBuffer {
   /** Be silent, and forget what waits. */
   cut() {
     if (this.isPlaying) this.isCutting = true;
+    else if (this.item !== "") this.finishCut();
     else this.dropAll();
   }
 
@@ -118,9 +119,8 @@ export class JitterBuffer {
       return 0;
     }
     const length = Math.min(piece.samples.length, output.length - place);
-    const isEnding = this.pieces.some((waiting) => waiting.isEnd);
     for (let sample = 0; sample < length; sample += 1) {
-      this.fade(isEnding ? Infinity : this.numWaiting - sample);
+      this.fade(this.numWaiting - sample);
       output[place + sample] = this.gain * piece.samples[sample];
     }
     this.numWaiting -= length;
@@ -131,7 +131,7 @@ export class JitterBuffer {
     return length;
   }
 
-  /** One step of the gain to where it should be. @param {number} numLeft samples until it may run dry */
+  /** One step of the gain to where it should be. @param {number} numLeft samples that are there */
   fade(numLeft) {
     const fadeSamples = (FADE_MS * this.rateHz) / 1000;
     let wanted = this.isDucked ? DUCKED : 1;

@@ -242,11 +242,12 @@ export class Call extends EventTarget {
     this.figures.play(report);
     if (report.isPlaying) this.transcript.play(report.item, report.playedMs, this.nowMs);
     for (const happened of report.happened) this.note(happened);
-    this.isModelSpeaking = report.isPlaying;
+    // Where its sound comes late, it speaks all the same.
+    this.isModelSpeaking = report.item !== "";
     this.history.model.set(report.isPlaying, this.nowMs);
     if (report.isPlaying && Math.abs(report.playedMs - this.ackedMs) >= ACK_MS) this.acknowledge(report.item, report.playedMs, false);
     if (this.phase === "listening" || this.phase === "speaking") {
-      this.phase = report.isPlaying ? "speaking" : "listening";
+      this.phase = this.isModelSpeaking ? "speaking" : "listening";
     }
     this.notify();
   }

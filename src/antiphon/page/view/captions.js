@@ -30,7 +30,7 @@ export class Captions {
     const ahead = make("span", { class: "ahead" });
     const who = make("span", { class: "who" }, [t(turn.who === "model" ? "who.model" : "who.caller")]);
     const time = make("time", { class: "when" }, [clockOf(turn.startMs)]);
-    const row = make("li", { class: `turn ${turn.who}` }, [
+    const row = make("div", { class: `turn ${turn.who}` }, [
       make("div", { class: "meta" }, [who, time]),
       make("p", { lang: "" }, [heard, ahead]),
     ]);

@@ -34,7 +34,7 @@ export class SettingsForm {
     this.rows = FIELDS.map((field) => ({ field, ...this.row(field) }));
     this.apply = make("button", { type: "submit", id: "apply", hidden: "" }, [t("settings.apply")]);
     this.said = make("p", { class: "quiet", role: "status", id: "settings-said" }, [t("settings.before")]);
-    this.form.replaceChildren(this.presetRow(), ...this.rows.map(({ element }) => element), this.said, this.apply);
+    this.form.replaceChildren(this.said, this.presetRow(), ...this.rows.map(({ element }) => element), this.apply);
     this.show();
   }
 
@@ -56,12 +56,14 @@ export class SettingsForm {
     if (this.apply.hidden === isOffered) this.apply.hidden = !isOffered;
     if (change !== null && !isDifferent) write(this.said, t(`settings.${change.kind}`, { message: change.message }));
     else if (change?.kind === "refused") write(this.said, t("settings.refused", { message: change.message }));
-    else write(this.said, isInCall ? "" : t("settings.before"));
+    else write(this.said, t(isInCall ? "settings.between" : "settings.before"));
     const isFixed = isInCall && !this.offer.is_changeable;
     for (const { field, input, when } of this.rows) {
       if (input !== null) input.disabled = isFixed && field.when === "between";
-      write(when, isInCall ? t(whenOf(field, isFixed)) : "");
-      when.hidden = !isInCall;
+      // What is said of all of them is not said of each.
+      const isSpecial = isInCall && (isFixed || field.when === "now");
+      write(when, isSpecial ? t(field.when === "now" ? "settings.now" : "settings.fixed") : "");
+      when.hidden = !isSpecial;
     }
   }
 
@@ -182,12 +184,6 @@ export class SettingsForm {
       return undefined;
     });
   }
-}
-
-/** @param {import("../call/settings.js").Field} field @param {boolean} isFixed @returns {string} */
-function whenOf(field, isFixed) {
-  if (field.when === "now") return "settings.now";
-  return isFixed ? "settings.fixed" : "settings.between";
 }
 
 /** Remember what is not as everybody has it; a voice is not kept. @param {import("../call/settings.js").Choices} choices

@@ -17,7 +17,7 @@ export function showGauge(memory) {
   write(byId("gauge-anchor-text"), anchor);
   write(byId("gauge-previous-text"), memory.window.mode === "context" ? number(memory.previousTokens) : "–");
   write(byId("gauge-ring-text"), t("gauge.ring", { tokens: number(memory.ringTokens), units: number(memory.units) }));
-  write(byId("gauge-blocks-text"), number(memory.blocks));
+  write(byId("gauge-blocks-text"), memory.blocks === 0 ? "–" : number(memory.blocks));
   write(byId("gauge-slide-text"), nextSlide(memory));
   mark(byId("gauge-bar"), "aria-label", t("gauge.label", { percent: number(Math.round((100 * memory.contextTokens) / limit)) }));
 }

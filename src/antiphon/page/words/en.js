@@ -27,6 +27,7 @@ export const EN = {
   keys: "Space starts and hangs up · Esc interrupts · M mutes",
 
   "state.idle": "Ready",
+  "state.blocked": "Not ready",
   "state.connecting": "Connecting",
   "state.listening": "Listening",
   "state.speaking": "Speaking",
@@ -145,7 +146,7 @@ export const EN = {
   "settings.held": "In force.",
   "settings.refused": "Refused: {message}",
   "settings.before": "They hold from the next call on.",
-  "settings.between": "Holds when no answer is being said.",
+  "settings.between": "Changes hold when no answer is being said.",
   "settings.fixed": "Before a call only.",
   "settings.now": "Holds at once.",
   "preset.standard": "Standard",

@@ -27,6 +27,7 @@ export const ZH = {
   keys: "空格键开始或挂断 · Esc 打断 · M 静音",
 
   "state.idle": "就绪",
+  "state.blocked": "未就绪",
   "state.connecting": "正在连接",
   "state.listening": "正在聆听",
   "state.speaking": "正在说话",
@@ -145,7 +146,7 @@ export const ZH = {
   "settings.held": "已生效。",
   "settings.refused": "被拒绝：{message}",
   "settings.before": "从下一次通话起生效。",
-  "settings.between": "没有在回答时生效。",
+  "settings.between": "更改在没有回答时生效。",
   "settings.fixed": "只能在通话前设置。",
   "settings.now": "立即生效。",
   "preset.standard": "标准",
