@@ -1,6 +1,7 @@
 # make demo   install, write the tiny checkpoint, serve it until it is interrupted
 # make call   play the shipped recording to the tiny checkpoint as a call, write out.wav; no server needed
 # make test   install what the tests need and run them all
+# make browser   for the tests of the page: Debian's chromium, unless there is a browser
 # make bench  one hour of call on the tiny checkpoint: first and last hundred units
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := .venv/bin
 
 PORT ?= 8000
 
-.PHONY: demo call test bench clean
+.PHONY: demo call test browser bench clean
 
 demo: build/tiny
 	exec $(BIN)/antiphon serve --model build/tiny --max-calls 8 --port $(PORT)
@@ -18,11 +19,17 @@ demo: build/tiny
 call: build/tiny
 	$(BIN)/antiphon run examples/caller.flac -o out.wav --model build/tiny --high 400 --low 300
 
-test: .venv/installed-test
+test: .venv/installed-test browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Playwright's own browsers are not needed.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+		sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
+		$$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; }
 
 bench: build/tiny
 	$(BIN)/antiphon bench soak --unpaced --weights build/tiny --seconds 3600 --out build/bench

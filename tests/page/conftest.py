@@ -19,7 +19,7 @@ from server.servers import RunningServer, StartServer, running_server, tiny_sett
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium", "google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         "--use-fake-device-for-media-stream",
         f"--use-file-for-fake-audio-capture={recording}",
         "--auto-select-desktop-capture-source=Entire screen",
+        "--host-resolver-rules=MAP insecure.test 127.0.0.1",
         "--no-sandbox",
     ]
     with sync_playwright() as playwright:
@@ -73,7 +74,7 @@ def engine(tiny_checkpoint: Path) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def running(tiny_checkpoint: Path, engine: Running) -> Iterator[RunningServer]:
     """A server for every test that needs no other one; its calls all draw from the same seed."""
     with running_server(tiny_settings(tiny_checkpoint), engine, seeded) as running:

@@ -107,5 +107,5 @@ class Tab:
 
     def _requested(self, request: Request) -> None:
         host = urlsplit(request.url).hostname
-        if host not in ("127.0.0.1", None):
+        if host not in ("127.0.0.1", "insecure.test", None):
             self.faults.append(f"request to {host}")

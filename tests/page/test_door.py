@@ -85,6 +85,13 @@ def test_who_gives_no_microphone_is_told_how_to_go_on_and_may_go_on_without(
     tab.check()
 
 
+def test_an_address_without_https_is_explained(tab: Tab, running: RunningServer) -> None:
+    tab.open(running.url.replace("127.0.0.1", "insecure.test"))
+    tab.page.click("#call")
+    expect(tab.page.locator("#problem-title")).to_have_text("Your browser gives no sound to this address")
+    assert tab.page.is_hidden("#without")
+
+
 def test_a_server_that_stops_ends_the_call_with_its_reason(tab: Tab, start_server: StartServer) -> None:
     tab.allow(f"{REFUSED}|ERR_|WebSocket")
     with start_server(seeded, drain_s="0", resume_s="1") as running:

@@ -55,9 +55,11 @@ def test_the_caller_is_heard_above_the_room_and_not_the_room(modules: Tab) -> No
         """
         const ear = new Ear();
         const hear = (level, packets) => Array.from({ length: packets }, () => ear.hear(level)).at(-1);
-        return [hear(0.002, 30), hear(0.05, 5), hear(0.002, 2), hear(0.002, 5), hear(0.004, 100), hear(0.05, 600)];
+        const talk = (seconds) => Array.from({ length: seconds }, () => hear(0.05, 8) && hear(0.002, 2)).at(-1);
+        const short = [hear(0.002, 30), hear(0.05, 5), hear(0.002, 2), hear(0.002, 5)];
+        return [...short, talk(300), hear(0.002, 9), hear(0.03, 600)];
         """,
-    ) == [False, True, True, False, False, True]
+    ) == [False, True, True, False, True, False, False]
 
 
 SIMULATED = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from page.tabs import Tab
 
 TURNS = """
@@ -65,3 +67,39 @@ def test_a_caption_shows_how_far_the_listener_is(modules: Tab) -> None:
         return [...heard, numHeard(turn)];
         """,
     ) == [0, 2, 4, 7, 10]
+
+
+def test_characters_are_counted_as_the_server_counts_them(modules: Tab) -> None:
+    assert modules.run(
+        list[str],
+        "call/transcript.js",
+        "Transcript, numHeard, piece",
+        """
+        const turn = new Transcript().begin("model", "a", "😀 你好", 0);
+        turn.marks.push({ numCharacters: 2, endMs: 1000 }, { numCharacters: 4, endMs: 2000 });
+        turn.playedMs = 1500;
+        return [piece(turn.text, 0, numHeard(turn)), piece(turn.text, numHeard(turn), Infinity)];
+        """,
+    ) == ["😀 你", "好"]
+
+
+def test_a_log_has_no_sound_and_nothing_that_lets_others_into_the_call(modules: Tab) -> None:
+    text = modules.run(
+        str,
+        "call/log.js",
+        "EventLog",
+        """
+        const log = new EventLog();
+        for (let number = 0; number < 1200; number += 1) {
+            log.add(number, "server", { type: "response.output_audio.delta", delta: "A".repeat(5000) });
+        }
+        log.add(1, "server", { type: "session.created", resume_token: "secret" });
+        log.add(2, "client", { type: "session.update", session: { ref_audio: "B".repeat(5000) } });
+        return log.blob().text();
+        """,
+    )
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len(lines) == 1202
+    assert lines[0]["delta"] == "(5000)"
+    assert lines[-1]["session"] == {"ref_audio": "(5000)"}
+    assert "secret" not in text

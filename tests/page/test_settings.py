@@ -84,6 +84,19 @@ def test_what_was_chosen_before_a_call_is_what_it_begins_with(tab: Tab, running:
     assert '"server_vad"' in json.dumps(session["audio"])
 
 
+def test_where_only_the_button_asks_the_model_is_silent_until_then(tab: Tab, running: RunningServer) -> None:
+    tab.open(running.url)
+    tab.page.click("#settings summary")
+    tab.page.select_option("#field-answers", "asked")
+    tab.call()
+    # By then it would have answered by itself.
+    tab.until("/ [5-9] s$/.test(document.querySelector('#gauge-ring-text').textContent)")
+    assert tab.page.locator("#captions .turn").count() == 0
+    tab.page.click("#answer")
+    tab.until_phase("speaking")
+    tab.hang_up()
+
+
 def test_presets_choose_several_things_at_once(tab: Tab, running: RunningServer) -> None:
     tab.open(running.url)
     tab.page.click("#settings summary")

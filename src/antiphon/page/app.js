@@ -22,7 +22,17 @@ const PASSING = new Set(["loading", "unreachable"]);
 const CALM_MS = 1000;
 /** Levels are roots of powers, so that quiet speech is seen. */
 const LOUDEST = 0.25;
-const ENDS = ["closed", "lost", "refused", "replaced", "idle_timeout", "resource_exhausted", "prompt_too_long", "context_length_exceeded", "engine_stopped"];
+const ENDS = [
+  "closed",
+  "lost",
+  "refused",
+  "replaced",
+  "idle_timeout",
+  "resource_exhausted",
+  "prompt_too_long",
+  "context_length_exceeded",
+  "engine_stopped",
+];
 
 class App {
   constructor() {
@@ -61,7 +71,9 @@ class App {
 
   listen() {
     const languages = { en: "English", zh: "中文" };
-    byId("language").append(...Object.keys(LANGUAGES).map((name) => make("option", { value: name, lang: name }, [languages[name]])));
+    byId("language").append(
+      ...Object.keys(LANGUAGES).map((name) => make("option", { value: name, lang: name }, [languages[name]])),
+    );
     byId("language").addEventListener("change", () => this.speak(byId("language").value));
     byId("call").addEventListener("click", () => (this.isInCall ? this.call.hangUp() : void this.start(true)));
     byId("without").addEventListener("click", () => void this.start(false));
@@ -132,7 +144,9 @@ class App {
     const turns = () => this.call.transcript.turns;
     const text = (words, type) => new Blob([words], { type: `${type};charset=utf-8` });
     byId("save-audio").addEventListener("click", () => download(this.call.recorder.blob(), "call.wav"));
-    byId("save-text").addEventListener("click", () => download(text(asText(turns(), nameOf), "text/plain"), "call.txt"));
+    byId("save-text").addEventListener("click", () =>
+      download(text(asText(turns(), nameOf), "text/plain"), "call.txt"),
+    );
     byId("save-vtt").addEventListener("click", () => download(text(asVtt(turns(), nameOf), "text/vtt"), "call.vtt"));
     byId("save-log").addEventListener("click", () => download(this.call.log.blob(), "call.jsonl"));
   }
@@ -176,7 +190,11 @@ class App {
 
   /** @param {boolean} withMicrophone */
   async start(withMicrophone) {
-    if (this.isStarting || this.isInCall || !("AudioWorkletNode" in window)) return;
+    if (this.isStarting || this.isInCall) return;
+    if (!isSecureContext || !("AudioWorkletNode" in window)) {
+      this.showProblem(isSecureContext ? "old" : "insecure");
+      return;
+    }
     this.isStarting = true;
     this.isDirty = true;
     try {
@@ -192,6 +210,10 @@ class App {
       call.sound.setVolume(Number(byId("volume").value));
       await call.sound.useSpeaker(byId("speaker").value);
       void this.listDevices();
+    } catch (error) {
+      // The server went away before the worklets came from it.
+      if (!(error instanceof DOMException)) throw error;
+      this.call?.enter("over", "refused");
     } finally {
       this.isStarting = false;
       this.isDirty = true;
@@ -200,10 +222,6 @@ class App {
 
   /** @param {Call} call @returns {Promise<boolean>} */
   async openMicrophone(call) {
-    if (navigator.mediaDevices === undefined) {
-      this.showProblem("insecure");
-      return false;
-    }
     try {
       await call.sound.openMicrophone(byId("microphone").value);
       return true;
@@ -291,7 +309,10 @@ class App {
 
   async listDevices() {
     if (navigator.mediaDevices === undefined) return;
-    for (const [id, kind] of [["microphone", "audioinput"], ["speaker", "audiooutput"]]) {
+    for (const [id, kind] of [
+      ["microphone", "audioinput"],
+      ["speaker", "audiooutput"],
+    ]) {
       const select = byId(id);
       const chosen = select.value;
       const named = (await devices(kind)).map((device) => make("option", { value: device.deviceId }, [device.label]));
@@ -305,7 +326,7 @@ class App {
     this.problem = name;
     byId("problem").hidden = name === "";
     byId("key-form").hidden = name !== "key" && name !== "wrongKey";
-    byId("without").hidden = !["insecure", "denied", "missing", "busy"].includes(name);
+    byId("without").hidden = !["denied", "missing", "busy"].includes(name);
     byId("retry").hidden = !["full", "draining"].includes(name);
     if (name === "") return;
     write(byId("problem-title"), t(`problem.${name}`));
@@ -320,7 +341,10 @@ class App {
     if (this.isDirty) this.show();
     this.isDirty = false;
     this.drawnAt = now;
-    this.timeline.draw(this.call?.history ?? this.emptiness, this.isInCall ? this.call.nowMs : (this.call?.endedMs ?? 0));
+    this.timeline.draw(
+      this.call?.history ?? this.emptiness,
+      this.isInCall ? this.call.nowMs : (this.call?.endedMs ?? 0),
+    );
   }
 
   show() {
@@ -338,7 +362,11 @@ class App {
     showFigures(this.call.figures, this.call.memory.numSlides, this.call.numInterruptions);
     this.showLevels();
     write(byId("num-pictures"), t("pictures", { count: this.call.numPictures }));
-    this.form?.tell(this.isInCall, JSON.stringify(this.form.choices) !== JSON.stringify(this.call.choices), this.call.change);
+    this.form?.tell(
+      this.isInCall,
+      JSON.stringify(this.form.choices) !== JSON.stringify(this.call.choices),
+      this.call.change,
+    );
   }
 
   /** @param {string} phase */

@@ -36,5 +36,6 @@ export function translate(root) {
   for (const element of root.querySelectorAll("[data-t-label]")) {
     element.setAttribute("aria-label", t(element.dataset.tLabel));
   }
-  for (const element of root.querySelectorAll("[data-t-hint]")) element.setAttribute("placeholder", t(element.dataset.tHint));
+  for (const element of root.querySelectorAll("[data-t-hint]"))
+    element.setAttribute("placeholder", t(element.dataset.tHint));
 }

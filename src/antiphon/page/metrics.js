@@ -29,13 +29,21 @@ export class Metrics {
   /** @param {string} name @param {Record<string, string>} labels @returns {Sample[]} */
   all(name, labels = {}) {
     const wanted = Object.entries(labels);
-    return (this.samples.get(name) ?? []).filter((sample) => wanted.every(([key, value]) => sample.labels[key] === value));
+    return (this.samples.get(name) ?? []).filter((sample) =>
+      wanted.every(([key, value]) => sample.labels[key] === value),
+    );
   }
 
   /** @param {string} name of a histogram @param {Record<string, string>} labels @returns {Histogram} */
   histogram(name, labels = {}) {
-    const buckets = this.all(`${name}_bucket`, labels).map(({ labels: { le }, value }) => ({ upTo: numberOf(le), count: value }));
-    return new Histogram(buckets.sort((one, other) => one.upTo - other.upTo), this.sum(`${name}_count`, labels));
+    const buckets = this.all(`${name}_bucket`, labels).map(({ labels: { le }, value }) => ({
+      upTo: numberOf(le),
+      count: value,
+    }));
+    return new Histogram(
+      buckets.sort((one, other) => one.upTo - other.upTo),
+      this.sum(`${name}_count`, labels),
+    );
   }
 }
 
@@ -54,7 +62,8 @@ export class Histogram {
     const wanted = part * this.count;
     let [from, below] = [0, 0];
     for (const { upTo, count } of this.buckets) {
-      if (count >= wanted && count > below) return upTo === Infinity ? Infinity : from + ((upTo - from) * (wanted - below)) / (count - below);
+      if (count >= wanted && count > below)
+        return upTo === Infinity ? Infinity : from + ((upTo - from) * (wanted - below)) / (count - below);
       [from, below] = [upTo, count];
     }
     return Infinity;
@@ -73,5 +82,10 @@ function numberOf(text) {
 
 /** @param {string} text @returns {Record<string, string>} */
 function labelsOf(text) {
-  return Object.fromEntries([...text.matchAll(LABEL)].map(([, name, value]) => [name, value.replace(/\\(.)/g, (_, letter) => ESCAPED[letter] ?? letter)]));
+  return Object.fromEntries(
+    [...text.matchAll(LABEL)].map(([, name, value]) => [
+      name,
+      value.replace(/\\(.)/g, (_, letter) => ESCAPED[letter] ?? letter),
+    ]),
+  );
 }

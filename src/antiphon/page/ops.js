@@ -23,7 +23,9 @@ class Ops {
     this.history = new History();
     this.metrics = new Metrics("");
     const languages = { en: "English", zh: "中文" };
-    byId("language").append(...Object.keys(LANGUAGES).map((name) => make("option", { value: name, lang: name }, [languages[name]])));
+    byId("language").append(
+      ...Object.keys(LANGUAGES).map((name) => make("option", { value: name, lang: name }, [languages[name]])),
+    );
     byId("language").addEventListener("change", () => this.speak(byId("language").value));
     addEventListener("resize", () => this.show());
     this.speak(preferred());
@@ -69,7 +71,9 @@ class Ops {
       [t("ops.interrupted"), count(metrics.sum("antiphon_interruptions_total"))],
       [t("ops.slides"), count(metrics.sum("antiphon_slides_total"))],
       [t("ops.misses"), count(metrics.sum("antiphon_deadline_misses_total"))],
-      ...metrics.all("antiphon_stage_sessions").map(({ labels, value }) => [t("ops.stage", { stage: labels.stage }), count(value)]),
+      ...metrics
+        .all("antiphon_stage_sessions")
+        .map(({ labels, value }) => [t("ops.stage", { stage: labels.stage }), count(value)]),
     ]);
     this.showMemory();
     this.showFaults();
@@ -102,7 +106,10 @@ class Ops {
   showFaults() {
     const { metrics } = this;
     const counted = ["antiphon_refusals_total", "antiphon_errors_total"].flatMap((name) => metrics.all(name));
-    list("refusals", counted.map(({ labels, value }) => [labels.code, count(value)]));
+    list(
+      "refusals",
+      counted.map(({ labels, value }) => [labels.code, count(value)]),
+    );
     byId("no-refusals").hidden = counted.length > 0;
   }
 
@@ -116,7 +123,9 @@ class Ops {
 
 /** @param {string} id @param {string[][]} rows */
 function list(id, rows) {
-  byId(id).replaceChildren(...rows.map(([name, value]) => make("div", {}, [make("dt", {}, [name]), make("dd", {}, [value])])));
+  byId(id).replaceChildren(
+    ...rows.map(([name, value]) => make("div", {}, [make("dt", {}, [name]), make("dd", {}, [value])])),
+  );
 }
 
 /** @param {number} value @returns {string} */

@@ -47,7 +47,6 @@ HEADERS = {
     "Permissions-Policy": "microphone=(self), camera=(self), display-capture=(self)",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cross-Origin-Opener-Policy": "same-origin",
     # A new server has a new page at once; an unchanged one costs a question.
     "Cache-Control": "no-cache",
 }

@@ -77,7 +77,7 @@ export class JitterBuffer {
   read(output) {
     output.fill(0);
     if (!this.isPlaying && this.isEnough()) this.start();
-    for (let place = 0; this.isPlaying && place < output.length; ) place += this.play(output, place);
+    for (let place = 0; this.isPlaying && place < output.length;) place += this.play(output, place);
     if (this.isPlaying) this.grow(output.length);
   }
 

@@ -40,7 +40,16 @@ class Playback extends AudioWorkletProcessor {
   /** @param {import("./jitter.js").Happened[]} happened */
   report(happened) {
     const { item, playedMs, bufferedMs, targetMs, numUnderruns, isPlaying } = this.buffer;
-    this.port.postMessage({ happened, item, playedMs, bufferedMs, targetMs, numUnderruns, isPlaying, level: this.level });
+    this.port.postMessage({
+      happened,
+      item,
+      playedMs,
+      bufferedMs,
+      targetMs,
+      numUnderruns,
+      isPlaying,
+      level: this.level,
+    });
     this.level = 0;
     this.sinceReport = 0;
   }

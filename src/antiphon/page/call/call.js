@@ -245,7 +245,8 @@ export class Call extends EventTarget {
     // Where its sound comes late, it speaks all the same.
     this.isModelSpeaking = report.item !== "";
     this.history.model.set(report.isPlaying, this.nowMs);
-    if (report.isPlaying && Math.abs(report.playedMs - this.ackedMs) >= ACK_MS) this.acknowledge(report.item, report.playedMs, false);
+    if (report.isPlaying && Math.abs(report.playedMs - this.ackedMs) >= ACK_MS)
+      this.acknowledge(report.item, report.playedMs, false);
     if (this.phase === "listening" || this.phase === "speaking") {
       this.phase = this.isModelSpeaking ? "speaking" : "listening";
     }
@@ -284,7 +285,9 @@ export class Call extends EventTarget {
     if (settled.length === 0) return;
     const last = settled[settled.length - 1];
     if (kind === "held") {
-      const isPromptSame = settled.every(({ before, after }) => before.instructions === after.instructions && before.voice === after.voice);
+      const isPromptSame = settled.every(
+        ({ before, after }) => before.instructions === after.instructions && before.voice === after.voice,
+      );
       this.memory.change(windowFor(last.after, this.offer), isPromptSame);
       this.history.mark("change", this.nowMs);
     } else {

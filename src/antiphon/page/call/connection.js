@@ -186,7 +186,7 @@ export class Connection {
   }
 }
 
-/** Codes of errors with which a session is over, or cannot be taken up again. */
+/** Codes of errors with which a session is over. */
 const ENDING = new Set([
   "idle_timeout",
   "prompt_too_long",
@@ -195,11 +195,9 @@ const ENDING = new Set([
   "engine_stopped",
   "shape_error",
   "internal_error",
-  "config_timeout",
-  "unknown_session",
-  "invalid_resume_token",
-  "invalid_session_resume",
 ]);
+/** Codes of errors with which the server knows nothing of the session that the page comes back to. */
+const FORGOTTEN = new Set(["config_timeout", "unknown_session", "invalid_resume_token", "invalid_session_resume"]);
 
 /** @param {any} event @returns {string} why nothing more will come, or "" */
 function endOf(event) {
@@ -213,6 +211,7 @@ function endOf(event) {
     case "session.resync_required":
       return "lost";
     case "error":
+      if (FORGOTTEN.has(event.error.code)) return "lost";
       return ENDING.has(event.error.code) ? event.error.code : "";
     default:
       return "";

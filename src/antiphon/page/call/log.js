@@ -13,7 +13,7 @@ export class EventLog {
 
   /** @param {number} atMs of the call @param {"server" | "client" | "page"} from @param {object} event */
   add(atMs, from, event) {
-    this.lines.push(`${JSON.stringify({ at_ms: Math.round(atMs), from, ...withoutSound(event) })}\n`);
+    this.lines.push(`${JSON.stringify({ at_ms: Math.round(atMs), from, ...readable(event) })}\n`);
     if (this.lines.length >= LINES_IN_MEMORY) this.rest();
   }
 
@@ -28,15 +28,17 @@ export class EventLog {
   }
 }
 
-/** Sound and pictures as their length, so that a log can be read. @param {object} event @returns {object} */
-function withoutSound(event) {
-  const short = { ...event };
-  for (const name of ["audio", "delta"]) {
-    if (typeof short[name] === "string" && String(short.type).includes("audio") && !String(short.type).includes("transcript")) {
-      short[`${name}_characters`] = short[name].length;
-      delete short[name];
+/** What would fill a log that people read: sound, pictures and voices, as their length. */
+const LONG = ["audio", "delta", "ref_audio", "video_frames"];
+const MAX_CHARACTERS = 1000;
+
+/** @param {any} event @returns {object} as a log has it; what lets others into the call is left out */
+function readable(event) {
+  const { resume_token, ...short } = event;
+  for (const name of LONG) {
+    if (name in short && short[name].length > (name === "video_frames" ? 0 : MAX_CHARACTERS)) {
+      short[name] = `(${short[name].length})`;
     }
   }
-  if (short.video_frames) short.video_frames = short.video_frames.length;
-  return short;
+  return short.session?.ref_audio === undefined ? short : { ...short, session: readable(short.session) };
 }

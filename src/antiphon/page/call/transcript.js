@@ -59,9 +59,22 @@ export class Transcript {
   }
 }
 
+const SURROGATES = /[\ud800-\udfff]/;
+
+/** A part of a text, counted as the server counts: a character outside of the basic plane is one, and two here.
+ *  @param {string} text @param {number} start @param {number} end @returns {string} */
+export function piece(text, start, end) {
+  return SURROGATES.test(text) ? [...text].slice(start, end).join("") : text.slice(start, end);
+}
+
+/** @param {string} text @returns {number} */
+function numCharacters(text) {
+  return SURROGATES.test(text) ? [...text].length : text.length;
+}
+
 /** How much of a turn's text its listener has heard. @param {Turn} turn @returns {number} characters */
 export function numHeard(turn) {
-  if (turn.who === "caller" || (turn.isOver && !turn.isCut)) return turn.text.length;
+  if (turn.who === "caller" || (turn.isOver && !turn.isCut)) return numCharacters(turn.text);
   let before = { numCharacters: 0, endMs: 0 };
   for (const mark of turn.marks) {
     if (mark.endMs > turn.playedMs) {

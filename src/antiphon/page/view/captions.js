@@ -1,7 +1,7 @@
 // What is said, as it is heard: a log that a screen reader reads too. Only the newest turns are in the document.
 // Shown by tests/page/test_talk.py.
 
-import { numHeard } from "../call/transcript.js";
+import { numHeard, piece } from "../call/transcript.js";
 import { t } from "../i18n.js";
 import { make, mark, write } from "./dom.js";
 import { clockOf } from "./timeline.js";
@@ -47,8 +47,8 @@ export class Captions {
     const isAtEnd = this.isAtEnd;
     for (const [id, { turn, heard, ahead, row }] of this.open) {
       const length = numHeard(turn);
-      write(heard, turn.text.slice(0, length));
-      write(ahead, turn.text.slice(length));
+      write(heard, piece(turn.text, 0, length));
+      write(ahead, piece(turn.text, length, Infinity));
       if (turn.isOver) {
         if (turn.isCut) mark(row, "data-cut", "");
         this.open.delete(id);

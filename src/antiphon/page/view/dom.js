@@ -1,6 +1,6 @@
 // Elements of the page, made and filled. Text is always text: nothing here takes HTML.
 
-/** @param {string} id @returns {HTMLElement} */
+/** @param {string} id @returns {any} an element of whatever kind the document says */
 export function byId(id) {
   const element = document.getElementById(id);
   if (element === null) throw new Error(`the page has no element ${id}`);
@@ -9,7 +9,7 @@ export function byId(id) {
 
 /**
  * @param {string} tag @param {Record<string, string>} attributes @param {(Node | string)[]} children
- * @returns {HTMLElement}
+ * @returns {any} an element of the kind of the tag
  */
 export function make(tag, attributes = {}, children = []) {
   const element = document.createElement(tag);

@@ -81,7 +81,8 @@ export class SettingsForm {
       ...Object.keys(PRESETS).map((name) => make("option", { value: name }, [t(`preset.${name}`)])),
     ]);
     select.addEventListener("change", () => {
-      if (select.value !== "") this.choose({ ...defaults(this.offer), voice: this.choices.voice, ...PRESETS[select.value] });
+      if (select.value !== "")
+        this.choose({ ...defaults(this.offer), voice: this.choices.voice, ...PRESETS[select.value] });
     });
     return make("label", {}, [make("span", {}, [t("settings.preset")]), select]);
   }
@@ -101,7 +102,11 @@ export class SettingsForm {
     const id = `field-${field.name}`;
     let input;
     if (field.kind === "choice") {
-      input = make("select", { id }, field.options.map((name) => make("option", { value: name }, [t(`field.${field.name}.${name}`)])));
+      input = make(
+        "select",
+        { id },
+        field.options.map((name) => make("option", { value: name }, [t(`field.${field.name}.${name}`)])),
+      );
     } else if (field.kind === "text") {
       input = make("textarea", { id, rows: "4" });
     } else if (field.kind === "seed") {
@@ -121,7 +126,13 @@ export class SettingsForm {
   /** @param {HTMLElement} when */
   voiceRow(when) {
     const name = make("p", { class: "quiet", id: "voice-name" }, [t("voice.server")]);
-    const file = make("input", { type: "file", id: "voice-file", accept: "audio/*,.flac", "aria-label": t("voice.upload"), hidden: "" });
+    const file = make("input", {
+      type: "file",
+      id: "voice-file",
+      accept: "audio/*,.flac",
+      "aria-label": t("voice.upload"),
+      hidden: "",
+    });
     const upload = make("button", { type: "button", class: "small" }, [t("voice.upload")]);
     const record = make("button", { type: "button", class: "small", id: "voice-record" }, [t("voice.record")]);
     const own = make("button", { type: "button", class: "small", id: "voice-own", hidden: "" }, [t("voice.own")]);
@@ -200,7 +211,9 @@ function stored(offer) {
   const kept = JSON.parse(localStorage.getItem(STORED) ?? "{}");
   const fitting = FIELDS.filter(
     ({ name, options, max }) =>
-      name in kept && (options === undefined || options.includes(kept[name])) && (max === undefined || kept[name] <= max(offer)),
+      name in kept &&
+      (options === undefined || options.includes(kept[name])) &&
+      (max === undefined || kept[name] <= max(offer)),
   );
   return Object.fromEntries(fitting.map(({ name }) => [name, kept[name]]));
 }

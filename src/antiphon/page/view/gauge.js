@@ -19,7 +19,11 @@ export function showGauge(memory) {
   write(byId("gauge-ring-text"), t("gauge.ring", { tokens: number(memory.ringTokens), units: number(memory.units) }));
   write(byId("gauge-blocks-text"), memory.blocks === 0 ? "–" : number(memory.blocks));
   write(byId("gauge-slide-text"), nextSlide(memory));
-  mark(byId("gauge-bar"), "aria-label", t("gauge.label", { percent: number(Math.round((100 * memory.contextTokens) / limit)) }));
+  mark(
+    byId("gauge-bar"),
+    "aria-label",
+    t("gauge.label", { percent: number(Math.round((100 * memory.contextTokens) / limit)) }),
+  );
 }
 
 /** @param {import("../call/memory.js").Memory} memory @returns {string} */

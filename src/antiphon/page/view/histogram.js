@@ -9,7 +9,11 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** @param {string} title @param {import("../metrics.js").Histogram} histogram @returns {HTMLElement} */
 export function drawHistogram(title, histogram) {
-  const quantiles = [["ops.median", 0.5], ["ops.most", 0.95], ["ops.nearly", 0.99]];
+  const quantiles = [
+    ["ops.median", 0.5],
+    ["ops.most", 0.95],
+    ["ops.nearly", 0.99],
+  ];
   const words = quantiles.map(([name, part]) => `${t(name)} ${ms(histogram, part)}`).join(" · ");
   return make("div", { class: "histogram" }, [
     make("h3", {}, [title]),

@@ -138,7 +138,8 @@ export class Timeline {
   turn(event) {
     // Up and down scroll the page; sideways, or with a key, they are the time line's.
     if (event.ctrlKey) this.zoom(event.deltaY > 0 ? 1.25 : 0.8);
-    else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.moveBy((event.deltaX * this.spanMs) / this.canvas.clientWidth);
+    else if (Math.abs(event.deltaX) > Math.abs(event.deltaY))
+      this.moveBy((event.deltaX * this.spanMs) / this.canvas.clientWidth);
     else return;
     event.preventDefault();
   }
