@@ -18,7 +18,6 @@ from page.tabs import Tab, seeded
 from server.servers import RunningServer, StartServer, running_server, tiny_settings
 
 ROOT = Path(__file__).parents[2]
-SCREENSHOTS = ROOT / "build" / "screenshots"
 BROWSERS = ("chromium", "google-chrome")
 
 

@@ -1,7 +1,4 @@
-"""For everybody: screen readers, keyboards, phones, the dark, two languages; and pictures of it for the documentation.
-
-The pictures are written to `build/screenshots` and are not compared.
-"""
+"""For everybody: screen readers, keyboards, phones, the dark, two languages."""
 
 from __future__ import annotations
 
@@ -9,33 +6,15 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from antiphon.server.page import FOLDER
-from page.conftest import SCREENSHOTS
-from page.tabs import Tab, seeded
-from server.servers import RunningServer, StartServer
+from page.looking import picture, serious_issues
+from page.tabs import Tab
+from server.servers import RunningServer
 
-SERIOUS = ("serious", "critical")
 PHONE: ViewportSize = {"width": 390, "height": 844}
 DESK: ViewportSize = {"width": 1280, "height": 900}
-
-
-def serious_issues(page: Page) -> list[str]:
-    """What axe-core finds of them, in words."""
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {node['target']} {node['failureSummary']}"
-        for one in found
-        if one["impact"] in SERIOUS
-        for node in one["nodes"]
-    ]
-
-
-def picture(tab: Tab, name: str) -> None:
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    tab.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 @pytest.fixture(params=["light", "dark", "phone", "zh"])
@@ -82,19 +61,6 @@ def test_no_state_of_a_call_has_a_serious_issue(look: tuple[str, Tab], running: 
 
 def is_wider_than_the_screen(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
-
-
-def test_a_full_server_looks_like_one(tab: Tab, start_server: StartServer) -> None:
-    tab.allow("Failed to load resource")
-    with start_server(seeded, max_calls_per_key="1") as running:
-        other = Tab(tab.page.context.new_page())
-        other.watch()
-        other.open(running.url)
-        other.call()
-        tab.open(running.url)
-        picture(tab, "full")
-        assert serious_issues(tab.page) == []
-        other.hang_up()
 
 
 def test_a_call_needs_no_mouse(tab: Tab, running: RunningServer) -> None:

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, expect
 from antiphon.loading import Running
 from antiphon.server.run import bound_socket
 from antiphon.server.waiting import waiting_page
+from page.looking import picture, serious_issues
 from page.tabs import LIMIT_MS, Tab, seeded
 from server.servers import RunningServer, StartServer, running_server, tiny_settings
 
@@ -44,6 +45,8 @@ def test_a_full_server_says_so_and_takes_the_call_when_it_is_not(tab: Tab, start
         other.call()
         tab.open(running.url)
         assert tab.text("#problem-title") == "Every line is taken"
+        picture(tab, "full")
+        assert serious_issues(tab.page) == []
         other.hang_up()
         # The place is free a moment after the other has hung up.
         tab.until("(document.querySelector('#retry').click(), document.querySelector('#problem').hidden)")
@@ -101,18 +104,6 @@ def test_a_server_that_stops_ends_the_call_with_its_reason(tab: Tab, start_serve
         tab.until_phase("over")
         assert "connection was away for too long" in tab.text("#hint")
         assert tab.page.is_enabled("#save-log")
-
-
-def test_a_second_call_begins_anew(tab: Tab, running: RunningServer) -> None:
-    tab.open(running.url)
-    tab.call()
-    tab.until_phase("speaking")
-    tab.hang_up()
-    assert tab.page.locator("#captions .turn").count() == 1
-    assert tab.text("#call") == "Talk again"
-    tab.call()
-    assert tab.page.locator("#captions .turn").count() == 0
-    tab.hang_up()
 
 
 def test_a_server_that_is_loading_says_how_far_it_is_and_the_page_goes_on_by_itself(

@@ -14,6 +14,7 @@ from antiphon.server.page import FOLDER, POLICY
 from page.tabs import seeded
 from server.servers import RunningServer, StartServer
 
+ROOT = Path(__file__).parents[2]
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 
 
@@ -46,6 +47,13 @@ def test_no_file_names_another_host_or_takes_text_as_html(path: Path) -> None:
     hosts = re.findall(r"(?:https?:)?//([\w.-]+\.\w+)", text)
     assert set(hosts) <= {"www.w3.org"}, hosts
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+
+
+def test_every_test_that_a_module_names_exists() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in FILES if path.suffix == ".js"]
+    named = {name for text in texts for name in re.findall(r"tests/page/[\w.]+\.py", text)}
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("name", ["index.html", "ops.html"])

@@ -14,12 +14,34 @@ from server.servers import RunningServer
 RECORD_HZ = 24_000
 
 
-def test_the_page_talks_and_what_it_played_is_in_its_recording(tab: Tab, running: RunningServer) -> None:
+def lanes_drawn(tab: Tab) -> set[str]:
+    """Those of the time line that show something."""
+    return set(
+        tab.page.evaluate(
+            """() => {
+                const canvas = document.querySelector('#timeline');
+                const style = getComputedStyle(canvas);
+                const hex = ['caller', 'model'].map((lane) => [lane, style.getPropertyValue(`--line-${lane}`)]);
+                const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+                const seen = new Set();
+                for (let i = 0; i < data.length; i += 4) {
+                    seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+                }
+                return hex.filter(([, value]) => seen.has(parseInt(value.slice(1), 16))).map(([lane]) => lane);
+            }"""
+        )
+    )
+
+
+def test_the_page_talks_draws_it_and_what_it_played_is_in_its_recording(tab: Tab, running: RunningServer) -> None:
+    tab.allow("willReadFrequently")
     tab.open(running.url)
+    assert lanes_drawn(tab) == set()
     tab.call()
     tab.until_phase("speaking")
     tab.until("document.querySelector('#captions .turn.model .heard').textContent.length > 3")
     tab.until_phase("listening")
+    assert lanes_drawn(tab) == {"caller", "model"}
     tab.hang_up()
     sound, rate_hz = soundfile.read(io.BytesIO(tab.saved("#save-audio")), dtype="float32")
     caller, model = sound.T
@@ -30,7 +52,9 @@ def test_the_page_talks_and_what_it_played_is_in_its_recording(tab: Tab, running
     assert np.abs(model[:RECORD_HZ]).max() == 0
 
 
-def test_an_interruption_silences_the_model_at_once_and_is_told(tab: Tab, running: RunningServer) -> None:
+def test_an_interruption_silences_the_model_at_once_and_the_next_call_begins_anew(
+    tab: Tab, running: RunningServer
+) -> None:
     tab.open(running.url)
     tab.call()
     tab.until_phase("speaking")
@@ -47,32 +71,7 @@ def test_an_interruption_silences_the_model_at_once_and_is_told(tab: Tab, runnin
     assert not any(event["type"] == "error" for event in log), log
     done = [event["response"]["status"] for event in log if event["type"] == "response.done"]
     assert "cancelled" in done
-
-
-def test_the_time_line_moves_and_shows_both_sides(tab: Tab, running: RunningServer) -> None:
-    def colors() -> set[str]:
-        """What of the two lanes is on the canvas."""
-        return set(
-            tab.page.evaluate(
-                """() => {
-                    const canvas = document.querySelector('#timeline');
-                    const style = getComputedStyle(canvas);
-                    const hex = ['caller', 'model'].map((lane) => [lane, style.getPropertyValue(`--line-${lane}`)]);
-                    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-                    const seen = new Set();
-                    for (let i = 0; i < data.length; i += 4) {
-                        seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
-                    }
-                    return hex.filter(([, value]) => seen.has(parseInt(value.slice(1), 16))).map(([lane]) => lane);
-                }"""
-            )
-        )
-
-    tab.allow("willReadFrequently")
-    tab.open(running.url)
-    assert colors() == set()
+    assert tab.text("#call") == "Talk again"
     tab.call()
-    tab.until_phase("speaking")
-    tab.until("document.querySelector('#figure-lead').textContent.endsWith('ms')")
-    tab.until_phase("listening")
-    assert colors() == {"caller", "model"}
+    assert tab.page.locator("#captions .turn").count() == 0
+    tab.hang_up()

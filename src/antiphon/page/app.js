@@ -1,4 +1,5 @@
 // The page: one call at a time, from the button to the files that are saved. What is shown follows the call.
+// Shown by tests/page/test_talk.py and the others there.
 
 import { devices } from "./audio/sound.js";
 import { Call } from "./call/call.js";

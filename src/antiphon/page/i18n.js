@@ -1,5 +1,5 @@
 // The words of the page, in English and Chinese. `data-t` on an element names its text, `data-t-label` its label.
-// Shown by tests/page/test_words.py.
+// Shown by tests/page/test_access.py.
 
 import { EN } from "./words/en.js";
 import { ZH } from "./words/zh.js";

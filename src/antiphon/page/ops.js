@@ -1,4 +1,5 @@
 // The operator's view: how a server stands, from /metrics and /ready, every two seconds.
+// Shown by tests/page/test_ops.py.
 
 import { LANGUAGES, preferred, t, use } from "./i18n.js";
 import { Metrics } from "./metrics.js";

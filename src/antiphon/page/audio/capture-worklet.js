@@ -1,5 +1,6 @@
 // The caller's sound on its way out: one channel, 16 kHz, in packets. Silence where nothing is connected, so that a
 // call goes on also without a microphone.
+// Shown by tests/page/test_talk.py.
 
 import { Resampler } from "./resampler.js";
 import { loudness, toPcm16 } from "./pcm.js";

@@ -1,4 +1,5 @@
 // The model's sound on its way to the loudspeaker, through a jitter buffer; says where it is.
+// Shown by tests/page/test_talk.py.
 
 import { JitterBuffer } from "./jitter.js";
 import { loudness } from "./pcm.js";

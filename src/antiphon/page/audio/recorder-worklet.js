@@ -1,4 +1,5 @@
 // Both sides of the call as they were heard here, on one clock: caller left, model right, 24 kHz, 16 bits.
+// Shown by tests/page/test_talk.py.
 
 import { toPcm16 } from "./pcm.js";
 import { Resampler } from "./resampler.js";

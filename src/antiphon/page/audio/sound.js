@@ -2,6 +2,8 @@
 //
 //     microphone or file ──> capture ──> packets            playback ──> volume ──> loudspeaker
 //             └────────────────────────> recorder <─────────────┘
+//
+// Shown by tests/page/test_talk.py.
 
 /** @typedef {{pcm: Int16Array, level: number}} Packet */
 /** @typedef {{happened: import("./jitter.js").Happened[], item: string, playedMs: number, bufferedMs: number,

@@ -1,4 +1,5 @@
 // Every event of a call, as lines of JSON; what is old rests in blobs, outside of the page's own memory.
+// Shown by tests/page/test_saving.py.
 
 const LINES_IN_MEMORY = 500;
 

@@ -1,5 +1,5 @@
 // What both sides said, as far as there are words for it, and how much of the model's was heard.
-// Times in ms of the call. Shown by tests/page/test_transcript.py.
+// Times in ms of the call. Shown by tests/page/test_saving.py.
 
 const MAX_TURNS = 20000;
 const DROPPED_AT_ONCE = 500;

@@ -1,4 +1,4 @@
-// Elements of the page, made and filled. Text is always text: nothing here takes HTML.
+// Elements of the page, made and filled. Text is always text: nothing here takes HTML. Shown by tests/page/test_pictures.py.
 
 /** @param {string} id @returns {any} an element of whatever kind the document says */
 export function byId(id) {

@@ -1,4 +1,4 @@
-// English.
+// English. Shown by tests/page/test_access.py.
 
 /** @type {Record<string, string>} */
 export const EN = {

@@ -1,4 +1,4 @@
-// Chinese.
+// Chinese. Shown by tests/page/test_access.py.
 
 /** @type {Record<string, string>} */
 export const ZH = {
