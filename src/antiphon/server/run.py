@@ -32,13 +32,10 @@ from antiphon.server.logs import configure
 from antiphon.server.metrics import Direction, Metrics
 from antiphon.server.settings import Resolved, ServerSettings
 from antiphon.server.vad.choice import SpeechModels, speech_models
-from antiphon.server.waiting import waiting_page
+from antiphon.server.waiting import Say, waiting_page
 
 CLEANUP_LIMIT_S = 5
 """What connections have to clean up after they were closed with 1012; then their tasks are cancelled."""
-
-Say = Callable[[str], None]
-"""Takes a line for the operator."""
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from antiphon.server.auth import LOADING
 from antiphon.server.page import files_router
 
 Say = Callable[[str], None]
+"""Takes a line for the operator."""
 
 THREAD = "waiting page"
 

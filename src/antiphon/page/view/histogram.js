@@ -16,8 +16,8 @@ export function drawHistogram(title, histogram) {
   ];
   const words = quantiles.map(([name, part]) => `${t(name)} ${ms(histogram, part)}`).join(" · ");
   return make("div", { class: "histogram" }, [
-    make("h3", {}, [title]),
-    make("p", { class: "quiet" }, [`${words} · ${t("ops.count", { count: histogram.count })}`]),
+    make("h3", {}, [title, make("span", { class: "quiet" }, [` · ${t("ops.count", { count: histogram.count })}`])]),
+    make("p", { class: "quiet" }, [words]),
     columns(histogram, `${title}: ${words}`),
   ]);
 }
