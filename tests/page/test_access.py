@@ -79,6 +79,7 @@ def test_a_call_needs_no_mouse(tab: Tab, running: RunningServer) -> None:
         seen.append(focused())
     assert seen[:4] == ["Skip to the conversation", "language", "Operation", "call"]
     assert "timeline" in seen
+    assert tab.page.locator("#microphone option").count() > 1
     tab.page.focus("#timeline")
     tab.until("Number(document.querySelector('#timeline').width) > 0")
     tab.page.keyboard.press("-")

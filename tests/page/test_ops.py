@@ -71,9 +71,11 @@ def test_a_server_that_is_gone_is_said_to_be(tab: Tab, start_server: StartServer
     expect(tab.page.locator("#ready")).to_have_text("The server does not answer.", timeout=LIMIT_MS)
 
 
-def test_the_two_pages_lead_to_each_other(tab: Tab, running: RunningServer) -> None:
+def test_the_two_pages_lead_to_each_other_and_who_leaves_hangs_up(tab: Tab, running: RunningServer) -> None:
     tab.open(running.url)
+    tab.call()
     tab.page.click("text=Operation")
     expect(tab.page).to_have_url(f"{running.url}/ops")
+    expect(tab.page.locator("#call-counts")).to_contain_text("opening0listening0speaking0", timeout=LIMIT_MS)
     tab.page.click("text=Talk")
     expect(tab.page).to_have_url(f"{running.url}/")

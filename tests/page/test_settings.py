@@ -121,10 +121,13 @@ def test_where_a_call_may_not_change_the_form_says_so(tab: Tab, load_server: Sta
         tab.hang_up()
 
 
-def test_a_voice_from_a_file_is_spoken_with(tab: Tab, running: RunningServer) -> None:
+def test_a_voice_from_a_file_stays_chosen_until_it_is_given_back(tab: Tab, running: RunningServer) -> None:
     tab.open(running.url)
     tab.page.click("#settings summary")
     tab.page.set_input_files("#voice-file", ROOT / "examples" / "caller.flac")
+    expect(tab.page.locator("#voice-name")).to_have_text("caller.flac")
+    tab.page.select_option("#language", "zh")
+    tab.page.select_option("#language", "en")
     expect(tab.page.locator("#voice-name")).to_have_text("caller.flac")
     tab.page.click("#voice-own")
     expect(tab.page.locator("#voice-name")).to_have_text("The server's own voice")

@@ -50,6 +50,9 @@ def test_the_page_talks_draws_it_and_what_it_played_is_in_its_recording(tab: Tab
     assert np.abs(model).max() > 0.02
     # It was silent before it spoke.
     assert np.abs(model[:RECORD_HZ]).max() == 0
+    said = tab.text("#captions .turn.model .heard").strip()
+    assert said in tab.saved("#save-text").decode()
+    assert tab.saved("#save-vtt").startswith(b"WEBVTT\n\n00:00:")
 
 
 def test_an_interruption_silences_the_model_at_once_and_the_next_call_begins_anew(

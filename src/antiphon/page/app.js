@@ -1,18 +1,18 @@
 // The page: one call at a time, from the button to the files that are saved. What is shown follows the call.
 // Shown by tests/page/test_talk.py and the others there.
 
-import { devices } from "./audio/sound.js";
 import { Call } from "./call/call.js";
 import { History } from "./call/history.js";
-import { asText, asVtt } from "./call/saving.js";
 import { Camera } from "./camera.js";
 import { ClosedError, key, knock, useKey } from "./door.js";
 import { LANGUAGES, preferred, t, use } from "./i18n.js";
 import { Captions } from "./view/captions.js";
-import { byId, download, make, mark, write } from "./view/dom.js";
+import { listDevices } from "./view/devices.js";
+import { byId, make, mark, write } from "./view/dom.js";
 import { showFigures } from "./view/figures.js";
 import { SettingsForm } from "./view/form.js";
 import { showGauge } from "./view/gauge.js";
+import { listenForSaving } from "./view/saving.js";
 import { Timeline } from "./view/timeline.js";
 
 const REALTIME = "/v1/realtime";
@@ -104,10 +104,12 @@ class App {
     byId("volume").addEventListener("input", () => this.call?.sound.setVolume(Number(byId("volume").value)));
     byId("microphone").addEventListener("change", () => void this.useMicrophone());
     byId("speaker").addEventListener("change", () => void this.call?.sound.useSpeaker(byId("speaker").value));
-    navigator.mediaDevices?.addEventListener("devicechange", () => void this.listDevices());
+    navigator.mediaDevices?.addEventListener("devicechange", () => void listDevices());
+    // A server would keep the place for who might come back.
+    addEventListener("pagehide", () => this.call?.hangUp());
     this.listenForKeys();
     this.listenForFiles();
-    this.listenForSaving();
+    listenForSaving(() => this.call);
   }
 
   listenForKeys() {
@@ -140,24 +142,12 @@ class App {
     });
   }
 
-  listenForSaving() {
-    const nameOf = (who) => t(`who.${who}`);
-    const turns = () => this.call.transcript.turns;
-    const text = (words, type) => new Blob([words], { type: `${type};charset=utf-8` });
-    byId("save-audio").addEventListener("click", () => download(this.call.recorder.blob(), "call.wav"));
-    byId("save-text").addEventListener("click", () =>
-      download(text(asText(turns(), nameOf), "text/plain"), "call.txt"),
-    );
-    byId("save-vtt").addEventListener("click", () => download(text(asVtt(turns(), nameOf), "text/vtt"), "call.vtt"));
-    byId("save-log").addEventListener("click", () => download(this.call.log.blob(), "call.jsonl"));
-  }
-
   /** @param {string} language */
   speak(language) {
     use(language);
     byId("language").value = language;
     this.form?.build();
-    void this.listDevices();
+    void listDevices();
     this.showProblem(this.problem);
     this.isDirty = true;
   }
@@ -210,7 +200,7 @@ class App {
       if (withMicrophone) call.sound.connectMicrophone();
       call.sound.setVolume(Number(byId("volume").value));
       await call.sound.useSpeaker(byId("speaker").value);
-      void this.listDevices();
+      void listDevices();
     } catch (error) {
       // The server went away before the worklets came from it.
       if (!(error instanceof DOMException)) throw error;
@@ -240,8 +230,8 @@ class App {
     this.timeline.follow();
     call.addEventListener("changed", () => {
       this.isDirty = true;
-      if (call.phase === "over") this.finish(call);
     });
+    call.addEventListener("over", () => this.finish(call));
     call.addEventListener("turn", (event) => this.captions.add(event.detail));
     call.addEventListener("typed", (event) => this.captions.add(event.detail));
   }
@@ -275,6 +265,7 @@ class App {
       const onPicture = (picture) => this.call.show(picture);
       byId("pictures").hidden = false;
       this.camera = await Camera.start(kind, byId("preview"), onPicture, () => this.stopLooking());
+      this.showProblem("");
     } catch {
       byId("pictures").hidden = true;
       this.showProblem("camera");
@@ -305,20 +296,6 @@ class App {
     } catch (error) {
       if (!(error instanceof DOMException)) throw error;
       this.showProblem("file");
-    }
-  }
-
-  async listDevices() {
-    if (navigator.mediaDevices === undefined) return;
-    for (const [id, kind] of [
-      ["microphone", "audioinput"],
-      ["speaker", "audiooutput"],
-    ]) {
-      const select = byId(id);
-      const chosen = select.value;
-      const named = (await devices(kind)).map((device) => make("option", { value: device.deviceId }, [device.label]));
-      select.replaceChildren(make("option", { value: "" }, [t("device.system")]), ...named);
-      select.value = named.some((option) => option.value === chosen) ? chosen : "";
     }
   }
 

@@ -144,6 +144,7 @@ export class Call extends EventTarget {
 
   /** @param {import("../audio/sound.js").Packet} packet */
   sendPacket(packet) {
+    if (this.phase === "over") return;
     this.level = packet.level;
     const isSpeaking = this.ear.hear(packet.level);
     if (this.isCallerSpeaking && !isSpeaking) this.figures.fallSilent(this.nowMs);
@@ -152,7 +153,7 @@ export class Call extends EventTarget {
     this.history.caller.set(isSpeaking, this.nowMs);
     this.loudPackets = isSpeaking && this.isModelSpeaking ? this.loudPackets + 1 : 0;
     this.sound.duck(this.loudPackets >= DUCK_PACKETS);
-    if (this.phase === "connecting" || this.phase === "over") return;
+    if (this.phase === "connecting") return;
     const append = { type: "input_audio_buffer.append", audio: pcm16ToBase64(packet.pcm) };
     if (this.pictures.length > 0) {
       append.video_frames = this.pictures;
@@ -238,6 +239,7 @@ export class Call extends EventTarget {
 
   /** Where the loudspeaker is. @param {import("../audio/sound.js").Report} report */
   follow(report) {
+    if (this.phase === "over") return;
     this.modelLevel = report.level;
     this.figures.play(report);
     if (report.isPlaying) this.transcript.play(report.item, report.playedMs, this.nowMs);
@@ -326,6 +328,7 @@ export class Call extends EventTarget {
       this.history.model.set(false, this.nowMs);
       for (const id of [...this.transcript.open.keys()]) this.transcript.end(id, true);
       void this.sound.close();
+      this.tell("over", null);
     }
     this.notify();
   }

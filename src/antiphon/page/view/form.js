@@ -21,10 +21,11 @@ export class SettingsForm {
     this.onApply = onApply;
     /** @type {import("../call/settings.js").Choices} */
     this.choices = { ...defaults(offer), ...stored(offer) };
-    this.isInCall = false;
+    /** The chosen voice as it can be heard here; null for the server's. @type {{address: string, name: string} | null} */
+    this.voice = null;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.onApply();
+      if (!this.apply.hidden) this.onApply();
     });
     this.build();
   }
@@ -125,23 +126,28 @@ export class SettingsForm {
 
   /** @param {HTMLElement} when */
   voiceRow(when) {
-    const name = make("p", { class: "quiet", id: "voice-name" }, [t("voice.server")]);
+    const name = make("p", { class: "quiet", id: "voice-name" });
+    const label = t("voice.upload");
     const file = make("input", {
       type: "file",
       id: "voice-file",
       accept: "audio/*,.flac",
-      "aria-label": t("voice.upload"),
+      "aria-label": label,
       hidden: "",
     });
-    const upload = make("button", { type: "button", class: "small" }, [t("voice.upload")]);
+    const upload = make("button", { type: "button", class: "small" }, [label]);
     const record = make("button", { type: "button", class: "small", id: "voice-record" }, [t("voice.record")]);
-    const own = make("button", { type: "button", class: "small", id: "voice-own", hidden: "" }, [t("voice.own")]);
-    const listen = make("audio", { controls: "", hidden: "", "aria-label": t("voice.listen") });
-    const take = async (blob, label) => {
-      write(name, label);
-      listen.src = URL.createObjectURL(blob);
-      listen.hidden = false;
-      own.hidden = false;
+    const own = make("button", { type: "button", class: "small", id: "voice-own" }, [t("voice.own")]);
+    const listen = make("audio", { controls: "", "aria-label": t("voice.listen") });
+    const show = () => {
+      write(name, this.voice?.name ?? t("voice.server"));
+      listen.hidden = own.hidden = this.voice === null;
+      if (this.voice !== null) listen.src = this.voice.address;
+    };
+    const take = async (blob, called) => {
+      this.forgetVoice();
+      this.voice = { address: URL.createObjectURL(blob), name: called };
+      show();
       this.choose({ voice: await voiceOf(blob) });
     };
     upload.addEventListener("click", () => file.click());
@@ -149,13 +155,12 @@ export class SettingsForm {
       if (file.files.length > 0) void take(file.files[0], file.files[0].name);
     });
     own.addEventListener("click", () => {
-      URL.revokeObjectURL(listen.src);
-      listen.hidden = true;
-      own.hidden = true;
-      write(name, t("voice.server"));
+      this.forgetVoice();
+      show();
       this.choose({ voice: "" });
     });
     this.listenTo(record, name, take);
+    show();
     return make("div", { role: "group", "aria-label": t("field.voice") }, [
       make("span", {}, [t("field.voice")]),
       name,
@@ -164,6 +169,11 @@ export class SettingsForm {
       listen,
       when,
     ]);
+  }
+
+  forgetVoice() {
+    if (this.voice !== null) URL.revokeObjectURL(this.voice.address);
+    this.voice = null;
   }
 
   /** @param {HTMLElement} button @param {HTMLElement} name @param {(blob: Blob, label: string) => Promise<void>} take */
@@ -177,7 +187,7 @@ export class SettingsForm {
       recording = null;
       mark(button, "aria-pressed", "false");
       write(button, t("voice.record"));
-      await take(await made.stop(), t("voice.record"));
+      await take(await made.stop(), t("voice.recorded"));
     };
     button.addEventListener("click", async () => {
       if (recording !== null) return stop();

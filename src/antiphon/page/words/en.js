@@ -179,6 +179,7 @@ export const EN = {
   "voice.server": "The server's own voice",
   "voice.upload": "Choose a recording",
   "voice.record": "Record yourself",
+  "voice.recorded": "Your own recording",
   "voice.stop": "Stop recording ({seconds} s)",
   "voice.own": "Back to the server's voice",
   "voice.listen": "The chosen voice",

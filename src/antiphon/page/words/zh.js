@@ -176,6 +176,7 @@ export const ZH = {
   "voice.server": "服务器自带的声音",
   "voice.upload": "选择录音",
   "voice.record": "录下自己",
+  "voice.recorded": "您自己的录音",
   "voice.stop": "停止录音（{seconds} 秒）",
   "voice.own": "恢复服务器的声音",
   "voice.listen": "所选的声音",
