@@ -1,15 +1,18 @@
 // What is played next: sound that comes in pieces, at uneven times, as one stream without clicks.
 // Times are samples of the output; nothing here knows of workers or of the page. Shown by tests/page/test_sound.py.
 //
-//     push() ──> [ piece | piece | end ] ──> read()          waiting ─ enough is there ─> playing
-//                                                               ^                            │
-//                                                               └── dry before the end: an underrun, wait for more
+//     push() ──> [ piece | piece | end ] ──> read()         waiting ── so long, or all is there ──> playing
+//                                                              ^                                     │
+//                                                              └──────── nothing is there ───────────┘
+//
+// A second of an answer comes at once, and the next one when it is made. So what helps is to begin later, not to have
+// more: playing waits for a time, which grows by how late sound was.
 
 export const FIRST_TARGET_MS = 80;
-export const MAX_TARGET_MS = 480;
+export const MAX_TARGET_MS = 600;
 const TARGET_STEP_MS = 60;
-/** So long without an underrun, and a little less is kept ready. */
-const CALM_S = 20;
+/** So long without an underrun, and it waits a little less. */
+const CALM_S = 30;
 const FADE_MS = 8;
 /** From the order to be silent to silence. */
 const CUT_MS = 25;
@@ -17,9 +20,9 @@ const DUCKED = 0.25;
 
 /** @typedef {{item: string, samples: Float32Array, isEnd: boolean}} Piece */
 /** @typedef {{kind: "started" | "ended" | "cut", item: string, playedMs: number}
- *          | {kind: "underrun", item: string, playedMs: number, targetMs: number}} Happened */
+ *          | {kind: "underrun", item: string, playedMs: number, lateMs: number}} Happened */
 
-/** Owns the sound that waits to be played, and how much shall wait. */
+/** Owns the sound that waits to be played, and how long it waits. */
 export class JitterBuffer {
   /** @param {number} rateHz of everything that comes in and goes out */
   constructor(rateHz) {
@@ -36,6 +39,10 @@ export class JitterBuffer {
     this.numPlayed = 0;
     this.gain = 0;
     this.calmSamples = 0;
+    this.waitedSamples = 0;
+    /** It has played all that there was of an answer that goes on, and since then silence. */
+    this.isDry = false;
+    this.drySamples = 0;
     /** @type {Happened[]} */
     this.happened = [];
   }
@@ -76,7 +83,7 @@ export class JitterBuffer {
   /** @param {Float32Array} output is filled */
   read(output) {
     output.fill(0);
-    if (!this.isPlaying && this.isEnough()) this.start();
+    if (!this.isPlaying) this.wait(output.length);
     for (let place = 0; this.isPlaying && place < output.length;) place += this.play(output, place);
     if (this.isPlaying) this.grow(output.length);
   }
@@ -88,11 +95,31 @@ export class JitterBuffer {
     return happened;
   }
 
-  isEnough() {
-    return this.bufferedMs >= this.targetMs || this.pieces.some((piece) => piece.isEnd);
+  /** @param {number} numSamples of silence that would be played */
+  wait(numSamples) {
+    if (this.pieces.length === 0) {
+      if (this.isDry) this.drySamples += numSamples;
+      return;
+    }
+    if (this.isDry) this.wet();
+    const waitedMs = (1000 * this.waitedSamples) / this.rateHz;
+    if (waitedMs >= this.targetMs || this.pieces.some((piece) => piece.isEnd)) this.start();
+    else this.waitedSamples += numSamples;
+  }
+
+  /** Something came after silence: sound, which was late, or only the news that there is none. */
+  wet() {
+    this.isDry = false;
+    if (this.pieces[0].isEnd) return;
+    const lateMs = (1000 * this.drySamples) / this.rateHz;
+    this.numUnderruns += 1;
+    this.calmSamples = 0;
+    this.targetMs = Math.min(MAX_TARGET_MS, this.targetMs + Math.max(TARGET_STEP_MS, lateMs));
+    this.happened.push({ kind: "underrun", item: this.item, playedMs: this.playedMs, lateMs });
   }
 
   start() {
+    this.waitedSamples = 0;
     this.isPlaying = true;
     this.gain = 0;
     if (this.pieces[0].item !== this.item) {
@@ -146,10 +173,8 @@ export class JitterBuffer {
       this.finishCut();
       return 0;
     }
-    this.numUnderruns += 1;
-    this.calmSamples = 0;
-    this.targetMs = Math.min(MAX_TARGET_MS, this.targetMs + TARGET_STEP_MS);
-    this.happened.push({ kind: "underrun", item: this.item, playedMs: this.playedMs, targetMs: this.targetMs });
+    this.isDry = true;
+    this.drySamples = 0;
     return 0;
   }
 
@@ -163,6 +188,8 @@ export class JitterBuffer {
     this.numWaiting = 0;
     this.isPlaying = false;
     this.isCutting = false;
+    this.isDry = false;
+    this.waitedSamples = 0;
     this.item = "";
   }
 

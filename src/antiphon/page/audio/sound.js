@@ -9,6 +9,7 @@
 /** @typedef {{happened: import("./jitter.js").Happened[], item: string, playedMs: number, bufferedMs: number,
  *             targetMs: number, numUnderruns: number, isPlaying: boolean, level: number}} Report */
 
+const FADE_MS = 100;
 const WORKLETS = ["capture", "playback", "recorder"];
 
 /** Owns the AudioContext of one call, and the microphone. */
@@ -124,8 +125,11 @@ export class Sound {
     this.microphone = null;
   }
 
+  /** Fade out, and give everything back. */
   async close() {
     this.releaseMicrophone();
+    this.setVolume(0);
+    await new Promise((faded) => setTimeout(faded, FADE_MS));
     for (const node of [this.capture, this.playback, this.recorder]) node?.port.postMessage({ kind: "close" });
     await this.context.close();
   }

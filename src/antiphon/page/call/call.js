@@ -263,8 +263,8 @@ export class Call extends EventTarget {
         this.figures.beginHearing(this.nowMs);
         break;
       case "underrun":
-        this.history.mark("underrun", this.nowMs);
-        this.log.add(this.nowMs, "page", { type: "underrun", target_ms: happened.targetMs });
+        this.history.mark("underrun", this.nowMs - happened.lateMs);
+        this.log.add(this.nowMs, "page", { type: "underrun", late_ms: Math.round(happened.lateMs) });
         break;
       case "ended":
       case "cut":

@@ -135,7 +135,7 @@ export const EN = {
   "figure.first": "You stop, it is heard",
   "figure.round": "Round trip",
   "figure.lead": "Sound in hand",
-  "figure.target": "Wanted in hand",
+  "figure.target": "Waits before it plays",
   "figure.underruns": "Underruns",
   "figure.slides": "Slides",
   "figure.interruptions": "Interruptions",

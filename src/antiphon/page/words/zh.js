@@ -132,7 +132,7 @@ export const ZH = {
   "figure.first": "您停下到听见回答",
   "figure.round": "往返",
   "figure.lead": "已备声音",
-  "figure.target": "应备声音",
+  "figure.target": "播放前等待",
   "figure.underruns": "断续",
   "figure.slides": "滑动",
   "figure.interruptions": "打断",
