@@ -25,9 +25,7 @@ def address(listening: socket.socket) -> str:
 
 
 def get(listening: socket.socket, path: str) -> httpx.Response:
-    """As soon as somebody answers."""
-    with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as client:
-        return client.get(f"http://{address(listening)}{path}")
+    return httpx.get(f"http://{address(listening)}{path}")
 
 
 def test_who_comes_too_early_sees_the_page_and_how_far_loading_is() -> None:

@@ -50,6 +50,8 @@ def waiting_page(
     """
     progress = _Progress(say)
     server = uvicorn.Server(config(waiting_app(lambda: progress.line, max_calls)))
+    # From now on nobody is turned away, be the server there yet or not.
+    listening.listen()
     # Its own copy, which it closes at its end.
     listening_too = listening.dup()
     thread = threading.Thread(
