@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar  # noqa: TID251 - events of any kind, looked at by tests
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -100,6 +100,10 @@ class Tab:
         with self.page.expect_download() as download:
             self.page.click(selector)
         return download.value.path().read_bytes()
+
+    def events(self) -> list[dict[str, Any]]:
+        """The event log of the call, as it is saved."""
+        return [json.loads(line) for line in self.saved("#save-log").splitlines()]
 
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from time import monotonic
 
@@ -16,10 +15,6 @@ from page.tabs import LIMIT_MS, Tab, seeded
 from server.servers import RunningServer, StartServer
 
 NETWORK_ERRORS = "WebSocket|ERR_|Failed to load"
-
-
-def events_of(tab: Tab) -> list[dict[str, object]]:
-    return [json.loads(line) for line in tab.saved("#save-log").splitlines()]
 
 
 def test_a_cut_call_goes_on_where_it_was(tab: Tab, running: RunningServer) -> None:
@@ -36,7 +31,7 @@ def test_a_cut_call_goes_on_where_it_was(tab: Tab, running: RunningServer) -> No
         tab.until("['listening', 'speaking'].includes(document.body.dataset.phase)")
         tab.until("document.querySelector('#gauge-ring-text').textContent !== '–'")
         tab.hang_up()
-        log = events_of(tab)
+        log = tab.events()
     numbers = [event["server_event_seq"] for event in log if event["from"] == "server" and "server_event_seq" in event]
     assert numbers == list(range(1, len(numbers) + 1))
     kinds = [event["type"] for event in log]
@@ -67,7 +62,7 @@ def test_what_is_said_while_the_network_is_away_is_heard_afterwards_once(tab: Ta
         wait_for(lambda: elapsed_s(tab) > mended_s + 2)
         assert seconds_heard(running) < elapsed_s(tab) + 1
         tab.hang_up()
-        log = events_of(tab)
+        log = tab.events()
     kinds = [event["type"] for event in log]
     assert kinds.count("input.text.append") == 1
     assert "error" not in kinds

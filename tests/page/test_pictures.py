@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def test_a_picture_a_second_goes_to_the_model_and_is_shown_to_the_caller(
     tab.page.click(f"#{kind}")
     tab.until("document.querySelector('#pictures').hidden")
     tab.hang_up()
-    log = [json.loads(line) for line in tab.saved("#save-log").splitlines()]
+    log = tab.events()
     assert len([event for event in log if "video_frames" in event]) >= 2
     assert not any(event["type"] == "error" for event in log), log
 

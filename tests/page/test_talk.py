@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import numpy as np
 import soundfile
@@ -50,8 +49,9 @@ def test_the_page_talks_draws_it_and_what_it_played_is_in_its_recording(tab: Tab
     assert np.abs(model).max() > 0.02
     # It was silent before it spoke.
     assert np.abs(model[:RECORD_HZ]).max() == 0
-    said = tab.text("#captions .turn.model .heard").strip()
-    assert said in tab.saved("#save-text").decode()
+    said = tab.page.text_content("#captions .turn.model .heard")
+    assert said is not None
+    assert said.strip() in tab.saved("#save-text").decode()
     assert tab.saved("#save-vtt").startswith(b"WEBVTT\n\n00:00:")
 
 
@@ -66,7 +66,7 @@ def test_an_interruption_silences_the_model_at_once_and_the_next_call_begins_ane
     assert tab.number("#figure-interruptions") == 1
     tab.until("document.querySelector('#captions .turn.model[data-cut]') !== null")
     tab.hang_up()
-    log = [json.loads(line) for line in tab.saved("#save-log").splitlines()]
+    log = tab.events()
     asked = next(event["at_ms"] for event in log if event["type"] == "barge_in")
     acks = [event for event in log if event["type"] == "playback.ack" and event["truncate"]]
     assert len(acks) == 1
