@@ -101,7 +101,7 @@ def test_whole_chunks_are_replayed_and_others_counted(generation: Generation) ->
 
 @pytest.mark.parametrize("compute", [Compute.TF32, Compute.BFLOAT16])
 def test_other_numbers_speak_on_and_stay_near_float32(compute: Compute) -> None:
-    """Of the flow's mel; what a listener gets of it is measured by antiphon.bench.vocoder_error."""
+    """Of the flow's mel; what a listener gets of it is measured by `antiphon bench error`."""
     mels = []
     for own in (Compute.FLOAT32, compute):
         choir = Choir("cuda", Generation.V1_0_7, own, is_recorded=True)

@@ -1,26 +1,17 @@
 """What does it cost in sound if the vocoder computes or remembers in fewer bits? A whole turn against float32.
 
-    python -m antiphon.bench.vocoder_error --seconds 20 --device cuda [--model DIR]
-
 Distances are root mean squares over mel bands of 20 log10 of magnitudes, their mean over frames. The samples' ratio to
 their error is also printed, though it tells little of 1.0.5: a pitch that differs in the last bits shifts the phase of
-all that follows, which nobody hears. Without a checkpoint the weights are random. Shown by
-tests/bench/test_vocoder_error.py.
+all that follows, which nobody hears. As a command: `error.py`. Shown by tests/bench/test_vocoder_error.py.
 """
 
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from antiphon.config import Dtype
@@ -31,13 +22,12 @@ from antiphon.models.minicpmo.flow_cache import FlowShape, SpeechState
 from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.flow_membership import Retention
-from antiphon.models.minicpmo.model import Model, Section
-from antiphon.models.minicpmo.source import CheckpointFolder, ModelSize, RandomWeights
+from antiphon.models.minicpmo.model import Model
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.vocoder import NoNoise, VocoderRow
 from antiphon.models.minicpmo.voice_mel import PromptMel
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.runner.device import DTYPES, resolve_device
+from antiphon.runner.device import DTYPES
 from antiphon.units import CODEC_RATE_HZ, MEL_FRAMES_PER_CODEC_TOKEN
 
 _DB_PER_NATURAL_LOG = 20 / math.log(10)
@@ -166,31 +156,3 @@ def _ratio_db(exact: Tensor, other: Tensor) -> float:
     """Infinite where nothing differs."""
     error = float((exact - other).double().square().sum())
     return 10 * math.log10(float(exact.double().square().sum()) / error) if error else math.inf
-
-
-def main(
-    seconds: Annotated[int, typer.Option(min=1)] = 20,
-    device: Annotated[str, typer.Option()] = "cuda",
-    model: Annotated[Path | None, typer.Option(help="A checkpoint's folder; without it random weights.")] = None,
-    size: Annotated[ModelSize, typer.Option(help="Of the random weights.")] = ModelSize.FULL,
-) -> None:
-    """Run a turn in every precision and print what it costs."""
-    console, where = Console(highlight=False), resolve_device(device)
-    source = RandomWeights(size) if model is None else CheckpointFolder(model)
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.machine()
-    console.print(f"{name}, torch {torch.__version__}, {source}, a turn of {seconds} s", soft_wrap=True)
-    if where.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = False
-    loaded = source.load(Section.VOCODER, where, torch.float32)
-    table = Table(box=None)
-    for column in ("compute", "remembers in", "mel dB", "sound dB", "samples/error dB", "vocoder alone dB"):
-        table.add_column(column, justify="right")
-    for error in vocoder_errors(loaded, where, seconds, PRECISIONS):
-        values = (error.mel_db, error.sound_db, error.samples_to_error_db, error.filter_to_error_db)
-        precision = error.precision
-        table.add_row(precision.compute.value, precision.kept_in.value, *(f"{value:.3f}" for value in values))
-    console.print(table)
-
-
-if __name__ == "__main__":
-    typer.run(main)
