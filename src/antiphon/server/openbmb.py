@@ -201,7 +201,8 @@ class _Connection:
         session = self._service.seeded()
         wanted = asked.max_slice_nums or asked.config.max_slice_nums
         slices = min(wanted, session.max_slices) if wanted is not None else 1
-        return replace(session, prompt=wrap(asked.system_prompt), max_slices=slices)
+        # This protocol cannot change a call, so nothing has to be kept for that.
+        return replace(session, prompt=wrap(asked.system_prompt), max_slices=slices, keeps_inputs=False)
 
     async def _listen(self, call: AsyncSession) -> None:
         """Obey the client until it stops, or pauses for too long."""
