@@ -165,9 +165,10 @@ def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideM
     with torch.inference_mode():
         decider = Decider(model.thinker, tokenizer, CacheConfig(100))
         talker = TalkerStage(model.talker, CacheConfig(600))
+        recorders = (GraphRecorder.on(cuda), GraphRecorder.on(cuda))
         if is_recorded:
-            record(decider.decoder, decider.chooser)
-            record(talker.speaker.decoder, talker.speaker.chooser)
+            record(decider.decoder, decider.chooser, recorders[0])
+            record(talker.speaker.decoder, talker.speaker.chooser, recorders[1])
         mind = decider.open(thinker_session(slide, Draws.SAMPLED), 1000)
         decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
         speaker = talker.open(TalkerSession("a", CodecSampling(), Draws.SAMPLED, seed=0))
@@ -183,10 +184,11 @@ def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideM
                 num_chunks += spoken(talker, speaker, outcome.handoffs)
         assert num_slides
         assert num_chunks
+        for recorder in recorders:
+            recorder.forget()
 
 
-def record(decoder: PagedDecoder, chooser: TextChooser | CodecChooser) -> None:
-    recorder = GraphRecorder.on(torch.device("cuda"))
+def record(decoder: PagedDecoder, chooser: TextChooser | CodecChooser, recorder: GraphRecorder) -> None:
     *_, num_left = decoder.capture(2, 1000, recorder)
     *_, num_left_draws = chooser.capture(2, recorder)
     assert (num_left, num_left_draws) == (0, 0)
@@ -198,9 +200,9 @@ def test_recorded_steps_decide_what_launched_ones_do(tiny_checkpoint: Path, slid
     model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.float32)
 
     def decided(*, is_recorded: bool) -> list[tuple[int, ...]]:
-        decider = Decider(model.thinker, tokenizer, CacheConfig(100))
+        decider, recorder = Decider(model.thinker, tokenizer, CacheConfig(100)), GraphRecorder.on(cuda)
         if is_recorded:
-            record(decider.decoder, decider.chooser)
+            record(decider.decoder, decider.chooser, recorder)
         generator = torch.Generator().manual_seed(0)
         mind = decider.open(thinker_session(slide, Draws.MOST_LIKELY), 1000)
         decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
@@ -211,6 +213,7 @@ def test_recorded_steps_decide_what_launched_ones_do(tiny_checkpoint: Path, slid
             assert isinstance(outcome, UnitOutcome)
             units.append(outcome.token_ids)
         assert (decider.num_runs.num_launched == 0) is is_recorded
+        recorder.forget()
         return units
 
     with torch.inference_mode():

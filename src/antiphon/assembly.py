@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar, assert_never
 
@@ -95,13 +96,13 @@ class ThinkerBuilder:
         cache = _times(config.max_calls, CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS))
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
         decider = Decider(model.thinker, tokenizer, cache)
-        if config.cuda_graphs and self.device.type == "cuda":
+        recorders = _recorders(config, self.device)
+        for recorder in recorders:
             max_tokens = model.config.thinker.max_position_tokens
-            recorder = GraphRecorder.on(self.device)
             _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
             _finish("thinker, draws", decider.chooser.capture(config.max_calls, recorder))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
-        return StageLoop(stage, Interruption.KEEPS_WORK)
+        return StageLoop(stage, Interruption.KEEPS_WORK, partial(_forget, recorders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,12 @@ class TalkerBuilder:
         network = _load(self.source, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
         stage = TalkerStage(network, cache, self.config.max_speaking_chats)
-        if self.config.cuda_graphs and self.device.type == "cuda":
+        recorders = _recorders(self.config, self.device)
+        for recorder in recorders:
             speaker, max_rows = stage.speaker, self.config.max_speaking
-            recorder = GraphRecorder.on(self.device)
             _finish("talker, steps", speaker.decoder.capture(max_rows, speaker.max_context_tokens, recorder))
             _finish("talker, draws", speaker.chooser.capture(max_rows, recorder))
-        return StageLoop(stage, Interruption.VOIDS_WORK)
+        return StageLoop(stage, Interruption.VOIDS_WORK, partial(_forget, recorders))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,12 +157,13 @@ class Code2WavBuilder:
         synthesizer = model.synthesizer(self.noise.to(device), arena, config.compute)
         voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
         renderer = Renderer(synthesizer, model.vocoder(config.compute), grid)
-        if self.config.cuda_graphs and device.type == "cuda":
+        recorders = _recorders(self.config, device)
+        for recorder in recorders:
             if doubt := config.chunk_tokens.doubt(CHUNK_TOKENS, LONGEST_CHUNK_TOKENS):
                 logger.warning("code2wav: %s", doubt)
-            _finish("code2wav", renderer.capture(config.chunk_tokens.sizes, voice_frames, GraphRecorder.on(device)))
+            _finish("code2wav", renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder))
         stage = Code2WavStage(renderer, voices, device)
-        return StageLoop(stage, Interruption.VOIDS_WORK)
+        return StageLoop(stage, Interruption.VOIDS_WORK, partial(_forget, recorders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,16 @@ def place(
 
 def _load(source: ModelSource, section: Section, device: torch.device, config: EngineConfig) -> Model:
     return source.load(section, device, DTYPES[config.dtype])
+
+
+def _recorders(config: EngineConfig, device: torch.device) -> tuple[GraphRecorder, ...]:
+    """One where steps are recorded, else none."""
+    return (GraphRecorder.on(device),) if config.cuda_graphs and device.type == "cuda" else ()
+
+
+def _forget(recorders: Iterable[GraphRecorder]) -> None:
+    for recorder in recorders:
+        recorder.forget()
 
 
 def _finish(name: str, captures: Iterator[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -112,9 +113,10 @@ EchoLoop = StageLoop[tuple[str, str], Say, EchoState, str, tuple[str, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class EchoBuilder:
-    """how: "" to build, or why not."""
+    """how: "" to build, or why not. held: a file that is there from then on until the stage is closed."""
 
     how: str = ""
+    held: Path = Path(os.devnull)
 
     @property
     def device(self) -> torch.device:
@@ -125,4 +127,10 @@ class EchoBuilder:
             raise ConfigError("this cannot be built")
         if self.how == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        return StageLoop(EchoStage(Interruption.VOIDS_WORK), Interruption.VOIDS_WORK)
+        self.held.touch()
+        stage = EchoStage(Interruption.VOIDS_WORK)
+        return StageLoop(stage, Interruption.VOIDS_WORK, self._release)
+
+    def _release(self) -> None:
+        if self.held.is_file():
+            self.held.unlink()

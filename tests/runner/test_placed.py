@@ -119,6 +119,18 @@ def test_a_process_that_is_killed_tells_so_and_what_comes_later_does_no_harm() -
     placed.stop()
 
 
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_what_a_stage_holds_is_given_back_when_it_stops(place: Place, tmp_path: Path) -> None:
+    inbox: SimpleQueue[Said] = SimpleQueue()
+    held = tmp_path / "held"
+    placed = place(EchoBuilder(held=held), inbox.put)
+    placed.start()
+    assert held.exists()
+    placed.stop()
+    assert not held.exists()
+    placed.stop()
+
+
 def test_processes_leave_nothing_in_shared_memory() -> None:
     def segments() -> set[str]:
         return {path.name for path in Path("/dev/shm").iterdir()}
@@ -136,6 +148,9 @@ class _Broken:
 
     def take(self, message: Told) -> None:
         raise AssertionError(f"a bug of ours, met with {message}")
+
+    def close(self) -> None:
+        pass
 
     def step(self) -> list[Said]:
         return []

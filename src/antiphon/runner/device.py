@@ -27,8 +27,9 @@ def resolve_device(name: str) -> torch.device:
 def on_device(device: torch.device) -> Iterator[None]:
     """Run without gradients on a device, on its default stream.
 
-    Streams of their own would let stages overlap on one GPU. With them, one of four runs of several engines on an H200
-    aborted while nothing was computed; until it is known why, stages in threads share the default stream.
+    Streams of their own would let stages overlap on one GPU. With them, three of seven runs of several engines in one
+    process aborted on an H200, perhaps because graphs of a stopped engine went with the garbage while the next one ran.
+    They are freed when their engine stops now; until that was seen to help, stages in threads share the default stream.
     """
     with torch.inference_mode():
         if device.type != "cuda":

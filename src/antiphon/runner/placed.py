@@ -47,6 +47,9 @@ class Loop(Protocol[MessageT_contra, AnswerT]):
 
     def step(self) -> list[AnswerT]: ...
 
+    def close(self) -> None:
+        """Nothing else is asked of it afterwards; idempotent."""
+
 
 class Inbox(Protocol[MessageT_co]):
     """Where a driven loop's messages come from. get: the next one, waiting for it."""
@@ -98,7 +101,7 @@ class Here(Generic[MessageT, AnswerT]):
                 self._emit(answer)
 
     def stop(self) -> None:
-        pass
+        self._loop.close()
 
 
 class Threaded(Generic[MessageT, AnswerT]):
@@ -130,6 +133,7 @@ class Threaded(Generic[MessageT, AnswerT]):
         if self._thread.is_alive():
             self._inbox.put(Stop())
             self._thread.join()
+        self._loop.close()
 
     def _run(self) -> None:
         try:

@@ -182,6 +182,7 @@ def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int
     try:
         with on_device(builder.device):
             drive(loop, _PipeInbox[MessageT](pipe), tell)
+        loop.close()
     except Exception:
         # Not left to multiprocessing, which prints an error with all its words.
         logger.exception("the stage failed")

@@ -107,13 +107,24 @@ Message: TypeAlias = Open[SettingsT] | WorkT | Interrupt | Close | Survey
 Answer: TypeAlias = Opened[AboutT] | Done[ResultT] | Dropped | Refused | Failed | Surveyed[CountsT]
 
 
+def _nothing() -> None:
+    """A stage that holds nothing beside its sessions has nothing to release."""
+
+
 class StageLoop(Generic[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT]):
-    """Owns one stage and what it holds for each session."""
+    """Owns one stage and what it holds for each session.
+
+    release: gives back what the stage holds for no session; idempotent.
+    """
 
     def __init__(
-        self, stage: Stage[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT], interruption: Interruption
+        self,
+        stage: Stage[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT],
+        interruption: Interruption,
+        release: Callable[[], None] = _nothing,
     ) -> None:
         self._stage = stage
+        self._release = release
         self._interruption = interruption
         self._sessions: dict[str, _Session[StateT, WorkT]] = {}
         self._answers: list[Answer[AboutT, ResultT, CountsT]] = []
@@ -123,6 +134,10 @@ class StageLoop(Generic[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT]):
     def is_idle(self) -> bool:
         """No step is needed until the next message."""
         return not self._answers and self._stage.is_idle
+
+    def close(self) -> None:
+        """After the last step; idempotent."""
+        self._release()
 
     def take(self, message: Message[SettingsT, WorkT]) -> None:
         """Obey a message, or answer why not. Never raises."""

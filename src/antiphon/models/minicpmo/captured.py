@@ -48,15 +48,24 @@ class GraphRecorder:
     """Of graphs of which only one runs at a time: they share memory, and the stream that they are recorded on.
 
     cuBLAS has one workspace per stream of capture, so nobody else may record on it.
+    graphs: all that were recorded. They are freed by `forget`: one that goes with the garbage goes in whichever thread
+    and at whichever time, and takes the stream's workspace with it.
     """
 
     pool: _POOL_HANDLE
     stream: torch.cuda.Stream
+    graphs: list[torch.cuda.CUDAGraph]
 
     @staticmethod
     def on(device: torch.device) -> GraphRecorder:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own lack
-        return GraphRecorder(torch.cuda.graph_pool_handle(), stream)
+        return GraphRecorder(torch.cuda.graph_pool_handle(), stream, [])
+
+    def forget(self) -> None:
+        """Free all graphs; idempotent. None of them is replayed afterwards."""
+        torch.cuda.synchronize(self.stream.device)
+        while self.graphs:
+            self.graphs.pop().reset()
 
     def record(self, run: Callable[[], ResultT]) -> Callable[[], ResultT]:
         # Once as it is, so that everything is compiled and chosen.
@@ -66,6 +75,7 @@ class GraphRecorder:
         # Threads of other stages may be at work.
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             result = run()
+        self.graphs.append(graph)
 
         def replay() -> ResultT:
             graph.replay()
