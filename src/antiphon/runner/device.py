@@ -27,7 +27,7 @@ def resolve_device(name: str) -> torch.device:
 def on_device(device: torch.device) -> Iterator[None]:
     """Run without gradients on a device, on its default stream.
 
-    Streams of their own would let stages overlap on one GPU. With them, three of seven runs of several engines in one
+    Streams of their own would let stages overlap on one GPU. With them, four of eleven runs of several engines in one
     process aborted on an H200, perhaps because graphs of a stopped engine went with the garbage while the next one ran.
     They are freed when their engine stops now; until that was seen to help, stages in threads share the default stream.
     """
