@@ -17,13 +17,10 @@ from torch import Tensor
 from antiphon.kernels.transfer import Staging, upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.stages.draw_table import DrawTable
+from antiphon.stages.step_graphs import NUM_STAGING, recorded_numbers
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(states [M, hidden], whole [K, M] int64, fractions [F, M] float32) → ids [M] int64, which the table has recorded."""
-
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_NUM_STAGING = 3
-"""Host buffers of a size: the device may still be copying from the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class DrawGraphs:
         """
         self._table.reserve(2 * max_draws, max_window_tokens)
         self._table_version = self._table.version
-        sizes = [*(size for size in _SIZES if size < max_draws), max_draws]
+        sizes = recorded_numbers(max_draws)
         for num_done, size in enumerate(reversed(sizes), start=1):
             states = torch.zeros((size, hidden_size), dtype=self._dtype, device=self._table.device)
             self._captured.insert(0, _Captured(self._draw, self._padding, states, recorder))
@@ -91,7 +88,7 @@ class _Captured:
         shapes = (len(padding.whole), self.num_draws), (len(padding.fractions), self.num_draws)
         sizes = [8 * shapes[0][0] * self.num_draws, 4 * shapes[1][0] * self.num_draws]
         self._buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=states.device)
-        self._staging = cycle([_Staged(padding, sizes) for _ in range(_NUM_STAGING)])
+        self._staging = cycle([_Staged(padding, sizes) for _ in range(NUM_STAGING)])
         self._upload(DrawColumns([[] for _ in padding.whole], [[] for _ in padding.fractions]))
         whole, fractions = torch.split(self._buffer, sizes)
         operands = whole.view(torch.int64).view(shapes[0]), fractions.view(torch.float32).view(shapes[1])

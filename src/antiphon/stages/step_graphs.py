@@ -25,8 +25,13 @@ Forward = Callable[[Tensor, StepLayout, KVCache], Tensor]
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 
-_NUM_STAGING = 3
-"""Host buffers of a shape: the device may still be copying from the last two."""
+NUM_STAGING = 3
+"""Host buffers of a graph: the device may still be copying from the last two."""
+
+
+def recorded_numbers(most: int) -> tuple[int, ...]:
+    """For how many rows, and how many draws, graphs are recorded; smaller ones first, up to `most`."""
+    return (*(number for number in _ROWS if number < most), most)
 
 
 def step_shapes(max_rows: int, max_keys: int, block_size: int, group_size: int) -> tuple[StepShape, ...]:
@@ -39,8 +44,7 @@ def step_shapes(max_rows: int, max_keys: int, block_size: int, group_size: int) 
     def shape(num_tokens: int, num_rows: int, num_large: int) -> StepShape:
         return StepShape(num_tokens, num_rows, (num_rows, num_large), max_keys, num_rows * blocks_per_row)
 
-    sizes = [size for size in _ROWS if size < max_rows]
-    decoding = [shape(size, size, 0) for size in (*sizes, max_rows)]
+    decoding = [shape(size, size, 0) for size in recorded_numbers(max_rows)]
     # A row in large tiles has more tokens than a small one holds.
     mixed = [shape(size, min(size, max_rows), size // (small + 1) + size // large) for size in _TOKENS]
     return tuple(decoding + mixed)
@@ -54,7 +58,7 @@ class _Captured:
     ) -> None:
         device = cache.keys.device
         self.shape = shape
-        self._staging = cycle([_Staged(shape) for _ in range(_NUM_STAGING)])
+        self._staging = cycle([_Staged(shape) for _ in range(NUM_STAGING)])
         self._buffer = torch.empty(shape.num_bytes, dtype=torch.uint8, device=device)
         self._embeds = torch.zeros((shape.num_tokens, hidden_size), dtype=cache.keys.dtype, device=device)
         # Nothing but padding: the launches are the same, and nothing is written.
