@@ -96,7 +96,7 @@ class ThinkerBuilder:
         cache = _times(config.max_calls, CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS))
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
         decider = Decider(model.thinker, tokenizer, cache)
-        recorders = _recorders(config, self.device)
+        recorders = _recorders(self.device)
         for recorder in recorders:
             max_tokens = model.config.thinker.max_position_tokens
             _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
@@ -119,7 +119,7 @@ class TalkerBuilder:
         network = _load(self.source, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
         stage = TalkerStage(network, cache, self.config.max_speaking_chats)
-        recorders = _recorders(self.config, self.device)
+        recorders = _recorders(self.device)
         for recorder in recorders:
             speaker, max_rows = stage.speaker, self.config.max_speaking
             _finish("talker, steps", speaker.decoder.capture(max_rows, speaker.max_context_tokens, recorder))
@@ -157,7 +157,7 @@ class Code2WavBuilder:
         synthesizer = model.synthesizer(self.noise.to(device), arena, config.compute)
         voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
         renderer = Renderer(synthesizer, model.vocoder(config.compute), grid)
-        recorders = _recorders(self.config, device)
+        recorders = _recorders(device)
         for recorder in recorders:
             if doubt := config.chunk_tokens.doubt(CHUNK_TOKENS, LONGEST_CHUNK_TOKENS):
                 logger.warning("code2wav: %s", doubt)
@@ -320,9 +320,9 @@ def _load(source: ModelSource, section: Section, device: torch.device, config: E
     return source.load(section, device, DTYPES[config.dtype])
 
 
-def _recorders(config: EngineConfig, device: torch.device) -> tuple[GraphRecorder, ...]:
-    """One where steps are recorded, else none."""
-    return (GraphRecorder.on(device),) if config.cuda_graphs and device.type == "cuda" else ()
+def _recorders(device: torch.device) -> tuple[GraphRecorder, ...]:
+    """One where steps are recorded, which is on a GPU, else none."""
+    return (GraphRecorder.on(device),) if device.type == "cuda" else ()
 
 
 def _forget(recorders: Iterable[GraphRecorder]) -> None:

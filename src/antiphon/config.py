@@ -104,7 +104,6 @@ class EngineConfig:
 
     speaking_share: the part of them that may speak at the same time; who comes later waits until a turn ends.
     max_speaking_chats: chats that may speak at the same time, besides them.
-    cuda_graphs: on a GPU, record every step's launches at start and replay them; it starts later and steps faster.
     max_prompt_tokens: prompts above it are refused.
     shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
     max_stored_voice_bytes: of conditioned voices; beyond them, those without a user go.
@@ -120,7 +119,6 @@ class EngineConfig:
     max_stored_voice_bytes: int = 2**30
     code2wav: Code2WavConfig = field(default_factory=Code2WavConfig)
     max_speaking_chats: int = 1
-    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.speaking_share <= 1:
