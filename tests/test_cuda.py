@@ -22,6 +22,8 @@ from antiphon.core.messages import Handoff
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
+from antiphon.models.minicpmo.audio_features import MelExtractor
+from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.hift_config import Generation
@@ -218,6 +220,39 @@ def test_recorded_steps_decide_what_launched_ones_do(tiny_checkpoint: Path, slid
 
     with torch.inference_mode():
         assert decided(is_recorded=True) == decided(is_recorded=False)
+
+
+def test_recorded_ears_hear_on_the_gpu_what_they_hear_on_the_cpu(tiny_checkpoint: Path) -> None:
+    """Sessions that come one after the other, over a history that is full and dropped."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    num_sessions, num_seconds = 3, 33
+
+    def heard(device: torch.device) -> list[Tensor]:
+        ears = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, device), torch.float32).audio
+        recorders = (GraphRecorder.on(device),) if device == cuda else ()
+        for recorder in recorders:
+            assert [*ears.capture((1, 2, 4), recorder)] == [2, 1, 0]
+        extractor = MelExtractor(ears.config.num_mel_bins)
+        streams, states = [], []
+        embeds = []
+        for second in range(num_seconds):
+            if second < num_sessions:
+                streams.append(MelStream(extractor))
+                states.append(ears.new_state())
+            for number, stream in enumerate(streams):
+                stream.push(build.second(second + number).samples)
+            chunks = [stream.take() for stream in streams]
+            assert all(chunks)
+            embeds.append(ears.encode_chunks([(c, s) for c, s in zip(chunks, states, strict=True) if c]).cpu())
+        assert [state.num_resets for state in states] == [1, 1, 1]
+        assert (ears.num_runs.num_launched == 0) is (device == cuda)
+        for recorder in recorders:
+            recorder.forget()
+        return embeds
+
+    with torch.inference_mode():
+        for here, there in zip(heard(cpu), heard(cuda), strict=True):
+            torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
 
 
 def spoken(talker: TalkerStage, speaker: TalkerState, handoffs: tuple[Handoff[Tensor], ...]) -> int:

@@ -101,9 +101,7 @@ def test_caches_of_a_session_take_what_is_said(
     assert storage(inputs) == said["kept inputs", "session that may change"]
     talker = TalkerStage(model.talker, turn_cache(model.config.talker.max_position_tokens))
     assert talker.speaker.decoder.cache.num_bytes == said["talker KV", "speaking session"]
-    state, heads = model.audio.new_state(), model.config.audio.num_heads
-    new = torch.zeros(heads, 1, model.config.audio.hidden_size // heads)
-    assert storage(state.store(0, new, new)) == said["audio encoder KV", "session"]
+    assert storage(model.audio.new_state().kv) == said["audio encoder KV", "session"]
 
 
 def of_64(retention: Retention, dtype: torch.dtype) -> float:

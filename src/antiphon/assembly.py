@@ -39,6 +39,7 @@ from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSessi
 from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
 from antiphon.stages.paged import CacheConfig
+from antiphon.stages.step_graphs import recorded_numbers
 from antiphon.stages.talker.stage import TalkerStage, turn_cache
 from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
 from antiphon.stages.thinker.answering import ChatState
@@ -101,6 +102,7 @@ class ThinkerBuilder:
             max_tokens = model.config.thinker.max_position_tokens
             _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
             _finish("thinker, draws", decider.chooser.capture(config.max_calls, recorder))
+            _finish("thinker, ears", senses.capture(recorded_numbers(config.max_calls), recorder))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
         return StageLoop(stage, Interruption.KEEPS_WORK, partial(_forget, recorders))
 

@@ -49,6 +49,7 @@ class _Golden:
         with torch.device("meta"):
             self.encoder = AudioEncoder(config)
         self.encoder.load_state_dict(load_file(folder / "weights.safetensors"), assign=True)
+        self.encoder.prepare()
         self.encoder_outs: list[Tensor] = []
         self.encoder.apm.layer_norm.register_forward_hook(lambda _module, _args, out: self.encoder_outs.append(out))
 

@@ -22,6 +22,8 @@ from antiphon.kernels.entry_store.op import norm_and_store
 from antiphon.kernels.few_rows.op import MAX_ROWS, linear_add, norm_gated, norm_linear
 from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update, tail_source
 from antiphon.kernels.frame_norm.op import mish_windows, modulated
+from antiphon.kernels.history_attention.contract import Histories
+from antiphon.kernels.history_attention.op import history_attention
 from antiphon.kernels.key_slots.op import key_slots
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
@@ -37,6 +39,8 @@ from antiphon.kernels.snake.op import snake
 from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading, Sink
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
+from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS
+from antiphon.models.minicpmo.audio_history import history_shape
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES
 from antiphon.models.minicpmo.model import ModelConfig
@@ -99,6 +103,7 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
         *make.rotate_keys(),
         *make.sampling(),
         *make.attention(),
+        *make.history_attention(),
         *make.vocoder_attention(),
         *make.entry_store(),
         *make.frame_norm(),
@@ -390,6 +395,29 @@ class _Maker:
         q = self.normal(num, audio.num_heads, queries, head_dim)
         k, v = (self.normal(num, audio.num_heads, keys, head_dim) for _ in range(2))
         return lambda: attention(q, k, v, bias=None, scale=head_dim**-0.5)
+
+    def history_attention(self) -> Iterator[KernelCase]:
+        """The ears when their history is full."""
+        audio = self.config.audio
+        past = audio.max_positions - 2 * CHUNK_POSITIONS
+        for num in self.sizes.num_sessions:
+            yield KernelCase(
+                "history_attention",
+                f"{CHUNK_POSITIONS} positions, {past} remembered",
+                "sessions",
+                num,
+                2 * num * (past + 3 * CHUNK_POSITIONS) * audio.hidden_size * self.dtype.itemsize,
+                4 * num * CHUNK_POSITIONS * (past + CHUNK_POSITIONS) * audio.hidden_size,
+                partial(self._hear, num, past),
+            )
+
+    def _hear(self, num: int, past: int) -> Launch:
+        shape = replace(history_shape(self.config.audio), num_layers=1)
+        kv = [self.normal(*shape.of_tensor) for _ in range(num)]
+        histories = Histories.of(shape, kv, [past] * num)
+        projected = self.normal(num, CHUNK_POSITIONS, 3 * shape.num_heads, shape.head_dim)
+        q, k, v = torch.split(projected, shape.num_heads, dim=2)
+        return lambda: history_attention(q, k, v, histories, 0, shape.head_dim**-0.5)
 
     def vocoder_attention(self) -> Iterator[KernelCase]:
         past, width = self.sizes.cached_frames, self._flow_width

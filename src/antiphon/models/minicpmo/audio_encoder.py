@@ -7,9 +7,7 @@ Letters: B rows, T positions, H hidden size, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -18,9 +16,16 @@ from torch import Tensor, nn
 
 from antiphon.errors import AudioError, ConfigError
 from antiphon.kernels.attention.op import attention
+from antiphon.kernels.history_attention.contract import Histories
+from antiphon.kernels.history_attention.op import history_attention
+from antiphon.kernels.transfer import upload
+from antiphon.models.minicpmo.audio_chunks import ChunkInputs, ChunkLayout, ChunkRow, RecordedChunks, launched
 from antiphon.models.minicpmo.audio_features import HOP_SAMPLES, PIECE_SAMPLES, MelExtractor
-from antiphon.models.minicpmo.audio_stream import CHUNK_FRAMES, EXTRA_FRAMES, MelChunk
+from antiphon.models.minicpmo.audio_history import AudioEncoderState, history_shape
+from antiphon.models.minicpmo.audio_stream import CHUNK_FRAMES, EXTRA_FRAMES
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.config import AudioConfig
+from antiphon.models.minicpmo.decoder import merged
 from antiphon.models.minicpmo.each_row import each_row
 from antiphon.units import INPUT_RATE_HZ
 
@@ -33,63 +38,7 @@ _EXTRA_POSITIONS = EXTRA_FRAMES // FRAMES_PER_POSITION
 _POSITIONS_PER_S = INPUT_RATE_HZ // HOP_SAMPLES // FRAMES_PER_POSITION
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q, k, v) of the new positions, each [B, heads, T, D], to [B, heads, T, D]; what lies behind them is the callee's."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AudioHistory:
-    """An AudioEncoderState on the host. kv: [layers, 2, heads, num_positions, D], keys and values."""
-
-    kv: Tensor
-    num_resets: int
-
-
-class AudioEncoderState:
-    """What the encoder remembers of one session. Written by AudioEncoder.encode_chunks only; freed with the session.
-
-    num_positions: filled part of the history
-    num_resets: how often the history was full and was dropped, which the reference does too (REFERENCE 6.4)
-    """
-
-    def __init__(self, config: AudioConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        head_dim = config.hidden_size // config.num_heads
-        shape = (config.num_layers, 2, config.num_heads, config.max_positions, head_dim)
-        self._kv = torch.empty(shape, device=device, dtype=dtype)
-        self.num_positions = 0
-        self.num_resets = 0
-
-    def fork(self) -> AudioEncoderState:
-        """The same history, to be continued by either of the two, not by both: they share its memory."""
-        return copy(self)
-
-    def history(self) -> AudioHistory:
-        """A copy, which no later chunk changes."""
-        return AudioHistory(self._kv[:, :, :, : self.num_positions].to("cpu", copy=True), self.num_resets)
-
-    def restore(self, history: AudioHistory) -> None:
-        """Go on from another state's history, of the same encoder."""
-        self.num_positions, self.num_resets = history.kv.shape[3], history.num_resets
-        self._kv[:, :, :, : self.num_positions] = history.kv
-
-    def make_room(self, num_positions: int) -> None:
-        """Forget everything if so many positions would fill the table."""
-        if self.num_positions and self.num_positions + num_positions >= self._kv.shape[3]:
-            self.num_positions = 0
-            self.num_resets += 1
-
-    def store(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
-        """Write behind the history; it becomes history by `advance`, so a step that fails leaves the state as it was.
-
-        k, v: [heads, T, D]
-        returns: [2, heads, num_positions + T, D], keys and values with these at the end; a view
-        """
-        end = self.num_positions + k.shape[1]
-        self._kv[layer, 0, :, self.num_positions : end] = k
-        self._kv[layer, 1, :, self.num_positions : end] = v
-        return self._kv[layer, :, :, :end]
-
-    def advance(self, num_positions: int) -> None:
-        self.num_positions += num_positions
+"""(q, k, v) of the new positions, each [B, T, heads, D], to [B, T, heads, D]; what lies behind them is the callee's."""
 
 
 class AudioEncoder(nn.Module):
@@ -101,19 +50,43 @@ class AudioEncoder(nn.Module):
         self.config = config
         self.apm = _Whisper(config)
         self.audio_projection_layer = _Projector(config)
+        self._recorded: list[RecordedChunks] = []
+        self.num_runs = NumRuns()
+
+    def prepare(self) -> None:
+        """Make one matrix of those that read the same input; once, after loading."""
+        self.apm.merge_projections()
+
+    def capture(self, sizes: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record `encode_chunks` for so many rows each, growing, before the first one; on a GPU only.
+
+        Yields after each how many are left.
+        """
+        # The largest first: what it needs is then room for the others.
+        for num_done, size in enumerate(reversed(sizes), start=1):
+            self._recorded.insert(0, RecordedChunks(self._encode, self._layout(size), recorder))
+            yield len(sizes) - num_done
 
     def new_state(self) -> AudioEncoderState:
         weight = self.apm.conv1.weight
-        return AudioEncoderState(self.config, device=weight.device, dtype=weight.dtype)
+        return AudioEncoderState(history_shape(self.config), device=weight.device, dtype=weight.dtype)
 
-    def encode_chunks(self, rows: Sequence[tuple[MelChunk, AudioEncoderState]]) -> Tensor:
+    def encode_chunks(self, rows: Sequence[ChunkRow]) -> Tensor:
         """One second of every row's session.
 
         rows: B >= 1 sessions, each at most once. In float32 on a CPU a row's numbers do not depend on the others.
         returns: [B, CHUNK_POSITIONS // pool_step, output_size] in the weights' dtype
         """
         assert len({id(state) for _, state in rows}) == len(rows), f"a session stands twice in {len(rows)} rows"
-        return self._embed(self.apm.encode_chunks(rows))
+        for chunk, state in rows:
+            assert chunk.suffix_frames == EXTRA_FRAMES, f"{chunk.suffix_frames} extra frames, not {EXTRA_FRAMES}"
+            state.make_room(_num_positions(chunk.mel.shape[1]))
+        recorded = next((one for one in self._recorded if len(rows) <= one.num_rows), None)
+        self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
+        embeds = recorded.run(rows) if recorded is not None else launched(self._encode, self._layout(len(rows)), rows)
+        for _, state in rows:
+            state.advance(CHUNK_POSITIONS)
+        return embeds
 
     def encode_reference(self, samples: Tensor, extractor: MelExtractor) -> Tensor:
         """A recording as it stands in a prompt, its pieces one after the other.
@@ -138,11 +111,18 @@ class AudioEncoder(nn.Module):
         """
         num_frames = [mel.shape[1] for mel in mels]
         batch = torch.stack([F.pad(mel, (0, max(num_frames) - mel.shape[1])) for mel in mels])
-        embeds = self._embed(self.apm.encode_mels(batch, num_frames))
+        embeds = self._embed(self.apm.encode_mels(upload(batch, self.apm.conv1.weight.device), num_frames))
         return [
             row[: _num_positions(frames) // self.config.pool_step]
             for row, frames in zip(embeds, num_frames, strict=True)
         ]
+
+    def _layout(self, num_rows: int) -> ChunkLayout:
+        return ChunkLayout(num_rows, self.config.num_mel_bins, history_shape(self.config), self.apm.conv1.weight)
+
+    def _encode(self, inputs: ChunkInputs) -> Tensor:
+        """As `Encode`."""
+        return self._embed(self.apm.encode_chunks(inputs))
 
     def _embed(self, hidden: Tensor) -> Tensor:
         """hidden: [B, T, H]. returns: [B, T // pool_step, output_size]; the reference projects first, then pools."""
@@ -163,30 +143,27 @@ class _Whisper(nn.Module):
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
         self.layer_norm = nn.LayerNorm(H)
 
-    def encode_chunks(self, rows: Sequence[tuple[MelChunk, AudioEncoderState]]) -> Tensor:
+    def merge_projections(self) -> None:
+        """Layer by layer: at no time is there a second copy of more than one layer's matrices."""
+        for module in [*self.modules()]:
+            if isinstance(module, _SelfAttention):
+                module.merge_projections()
+
+    def encode_chunks(self, inputs: ChunkInputs) -> Tensor:
         """returns: [B, CHUNK_POSITIONS, H]"""
-        states = [state for _, state in rows]
-        for chunk, state in rows:
-            assert chunk.suffix_frames == EXTRA_FRAMES, f"{chunk.suffix_frames} extra frames, not {EXTRA_FRAMES}"
-            state.make_room(_num_positions(chunk.mel.shape[1]))
-
-        # Every row has the same shape: a stream's first chunk gets empty frames where others have earlier ones.
-        num_empty_frames = [EXTRA_FRAMES - chunk.prefix_frames for chunk, _ in rows]
-        mels = [F.pad(chunk.mel, (empty, 0)) for (chunk, _), empty in zip(rows, num_empty_frames, strict=True)]
-        x = self._convolve(torch.stack(mels), num_empty_frames)[:, _EXTRA_POSITIONS:-_EXTRA_POSITIONS]
-
-        table = self.embed_positions.weight
-        x = x + torch.stack([table[s.num_positions : s.num_positions + CHUNK_POSITIONS] for s in states])
+        x = self._convolve(inputs.mels, inputs.num_empty_frames)[:, _EXTRA_POSITIONS:-_EXTRA_POSITIONS]
+        lengths = inputs.histories.lengths
+        # A row that is nobody's has a length of its own, which is no position.
+        positions = lengths.clamp(min=0)[:, None] + torch.arange(CHUNK_POSITIONS, device=lengths.device)
+        x = x + self.embed_positions(positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, partial(_attend_with_history, states, index))
-        for state in states:
-            state.advance(CHUNK_POSITIONS)
+            x = layer(x, partial(_attend_with_history, inputs.histories, index))
         hidden: Tensor = self.layer_norm(x)
         return hidden
 
     def encode_mels(self, mels: Tensor, num_frames: Sequence[int]) -> Tensor:
         """mels: [B, bins, max(num_frames)] float32, zeros behind each row's frames. returns: [B, T, H]"""
-        x = self._convolve(mels, ())
+        x = self._convolve(mels, torch.zeros(len(mels), dtype=torch.int64, device=mels.device))
         T = x.shape[1]
         table = self.embed_positions.weight
         if len(table) < T:
@@ -198,15 +175,15 @@ class _Whisper(nn.Module):
         hidden: Tensor = self.layer_norm(x)
         return hidden
 
-    def _convolve(self, mels: Tensor, num_empty_frames: Sequence[int]) -> Tensor:
-        """mels: [B, bins, frames] float32 on the host. returns: [B, ceil(frames / 2), H] in the weights' dtype
+    def _convolve(self, mels: Tensor, num_empty_frames: Tensor) -> Tensor:
+        """mels: [B, bins, frames] float32. returns: [B, ceil(frames / 2), H] in the weights' dtype
 
-        num_empty_frames: per row, frames at its front that stand for nothing; () for none
+        num_empty_frames: [B] int64, frames at a row's front that stand for nothing
         """
-        x = F.gelu(each_row(self.conv1, mels.to(self.conv1.weight)))
-        for row, empty in enumerate(num_empty_frames):
-            x[row, :, :empty] = 0  # conv2 has to see its own zero padding there, not conv1's bias
-        return F.gelu(each_row(self.conv2, x)).mT
+        x = F.gelu(each_row(self.conv1, mels.to(self.conv1.weight.dtype)))
+        # conv2 has to see its own zero padding there, not conv1's bias.
+        is_empty = torch.arange(x.shape[2], device=x.device) < num_empty_frames[:, None]
+        return F.gelu(each_row(self.conv2, x.masked_fill(is_empty[:, None], 0))).mT
 
 
 class _Layer(nn.Module):
@@ -234,13 +211,18 @@ class _SelfAttention(nn.Module):
         self.q_proj = nn.Linear(hidden_size, hidden_size)
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
+    def merge_projections(self) -> None:
+        """Replace the three projections by one, `qkv_proj`; keys have no bias."""
+        no_bias = torch.zeros_like(self.q_proj.bias)
+        self.qkv_proj = merged(self.q_proj, self.k_proj, self.v_proj)
+        self.qkv_proj.bias = nn.Parameter(torch.cat([self.q_proj.bias, no_bias, self.v_proj.bias]), requires_grad=False)
+        del self.q_proj, self.k_proj, self.v_proj
+
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """x: [B, T, H]. returns: [B, T, H]"""
-        q, k, v = (
-            each_row(projection, x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return each_row(self.out_proj, attend(q, k, v).transpose(1, 2).flatten(2))
+        heads = each_row(self.qkv_proj, x).view(*x.shape[:2], 3 * self.num_heads, -1)
+        q, k, v = torch.split(heads, self.num_heads, dim=2)
+        return each_row(self.out_proj, attend(q, k, v).flatten(2))
 
 
 class _Projector(nn.Module):
@@ -254,18 +236,15 @@ class _Projector(nn.Module):
         return each_row(self.linear2, F.relu(each_row(self.linear1, x)))
 
 
-def _attend_with_history(states: Sequence[AudioEncoderState], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Each row against its session's history and its whole own chunk. q, k, v, result: [B, heads, T, D]"""
-    rows = []
-    for row, state in enumerate(states):
-        keys, values = state.store(layer, k[row], v[row]).unsqueeze(1)
-        rows.append(attention(q[row : row + 1], keys, values, bias=None, scale=q.shape[3] ** -0.5))
-    return torch.cat(rows)
+def _attend_with_history(histories: Histories, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each row against its session's history and its whole own chunk, which is history then. As `Attend`."""
+    return history_attention(q, k, v, histories, layer, q.shape[3] ** -0.5)
 
 
 def _attend_within(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """bias: [B, 1, T, T]. q, k, v, result: [B, heads, T, D]"""
-    return attention(q, k, v, bias=bias, scale=q.shape[3] ** -0.5)
+    """bias: [B, 1, T, T]. As `Attend`."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return attention(q, k, v, bias=bias, scale=q.shape[3] ** -0.5).transpose(1, 2)
 
 
 def _chunk_causal_bias(num_frames: Sequence[int], num_chunk_positions: int, *, like: Tensor) -> Tensor:
@@ -278,7 +257,7 @@ def _chunk_causal_bias(num_frames: Sequence[int], num_chunk_positions: int, *, l
     chunk = position // num_chunk_positions
     # The reference compares positions with mel frames, of which there are twice as many: a row sees as much padding
     # as it has audio (REFERENCE 6.5).
-    limit = torch.tensor(num_frames, device=like.device)[:, None, None, None]
+    limit = upload(torch.tensor(num_frames), like.device)[:, None, None, None]
     is_visible = (chunk[:, None] >= chunk[None, :]) & (position < limit)
     return torch.zeros_like(is_visible, dtype=like.dtype).masked_fill(~is_visible, -torch.inf)
 

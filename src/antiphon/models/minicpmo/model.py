@@ -116,6 +116,7 @@ class Model:
         match section:
             case Section.THINKER:
                 self.thinker.prepare()
+                self.audio.prepare()
             case Section.TALKER:
                 self.talker.prepare()
             case Section.VOCODER:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from antiphon.models.minicpmo.audio_encoder import AudioHistory
+from antiphon.models.minicpmo.audio_history import AudioHistory
 from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.stages.draw_table import DrawPlace, DrawTable, Newest
 from antiphon.stages.thinker.decider import DeciderState, DeciderSteps

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from antiphon.errors import AntiphonError, AudioError, InputError, as_ours
-from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder, AudioEncoderState
+from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder
 from antiphon.models.minicpmo.audio_features import MelExtractor
+from antiphon.models.minicpmo.audio_history import AudioEncoderState
 from antiphon.models.minicpmo.audio_stream import MelChunk, MelStream
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.config import AudioConfig, VisionConfig
 from antiphon.models.minicpmo.image import Grid, PatchedImage, Picture, cut_picture
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
@@ -64,6 +66,15 @@ class Senses:
         self._audio = audio
         self._vision = vision
         self._extractor = MelExtractor(audio.config.num_mel_bins)
+
+    def capture(self, sizes: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record the ears' pass over so many sessions each; as `AudioEncoder.capture`."""
+        return self._audio.capture(sizes, recorder)
+
+    @property
+    def num_runs(self) -> NumRuns:
+        """Of the ears."""
+        return self._audio.num_runs
 
     def open(self) -> SensesState:
         return SensesState(MelStream(self._extractor), self._audio.new_state())
@@ -128,11 +139,14 @@ class Senses:
         hearing = [one.row.state.hearing.fork() for one in rows]
         seen = iter(self._vision.encode([picture for one in rows for picture in one.pictures]))
         sound = self._audio.encode_chunks([(one.chunk, state) for one, state in zip(rows, hearing, strict=True)])
-        unit_start = self._embed((self._special.duplex.unit_start,))
+        typed = [one.row.heard.text_ids for one in rows]
+        unit_start, *words = torch.split(
+            self._embed((self._special.duplex.unit_start, *chain.from_iterable(typed))), [1, *map(len, typed)]
+        )
         embeds = []
-        for one, heard in zip(rows, sound, strict=True):
+        for one, heard, text in zip(rows, sound, words, strict=True):
             pieces = [piece for _ in one.pictures for piece in self._shown(next(seen))]
-            embeds.append(torch.cat([unit_start, *pieces, heard, self._embed(one.row.heard.text_ids)]))
+            embeds.append(torch.cat([unit_start, *pieces, heard, text]))
         for one, state in zip(rows, hearing, strict=True):
             one.row.state.stream, one.row.state.hearing = one.stream, state
         return embeds

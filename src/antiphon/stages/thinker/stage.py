@@ -226,7 +226,7 @@ class ThinkerStage:
             num_free_blocks=self._decider.decoder.pool.num_free_blocks,
             num_unreserved_blocks=self._admission.num_free_blocks,
             block_bytes=self._decider.decoder.block_bytes,
-            num_runs=self._decider.num_runs,
+            num_runs=self._decider.num_runs + self._senses.num_runs,
         )
 
     def _computer_of(self, key: str) -> ThinkerState | None:
