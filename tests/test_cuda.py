@@ -250,7 +250,7 @@ def test_recorded_ears_hear_on_the_gpu_what_they_hear_on_the_cpu(tiny_checkpoint
             recorder.forget()
         return embeds
 
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for here, there in zip(heard(cpu), heard(cuda), strict=True):
             torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
 

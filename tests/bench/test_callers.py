@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from antiphon.bench.callers import NEVER, Caller, Said, turns_heard, unit_times
 from antiphon.bench.load import Stages
 from antiphon.bench.pacing import Heard, timetable
+from antiphon.core.events import SessionOpened, UnitDecided
 from bench.test_duplex import PLAN
 
 NUM_FILL_UNITS = 7
@@ -16,7 +17,7 @@ TABLE = tuple(timetable(1, 4, PLAN.arrival, start_s=100.0))
 
 def caller(units: list[int], heard: list[tuple[int, float, int, int]]) -> Caller:
     """units: of the call, by those of the timetable. heard: unit, time, turn and samples."""
-    found = Caller(0, SimpleQueue(), Said((), (), ""), num_fill_units=NUM_FILL_UNITS)
+    found = Caller(0, 0, SimpleQueue(), Said((), (), ""), num_fill_units=NUM_FILL_UNITS)
     found.units.extend(units)
     for unit, at_s, turn, num_samples in heard:
         found.heard.add(unit, at_s)
@@ -28,6 +29,16 @@ def caller(units: list[int], heard: list[tuple[int, float, int, int]]) -> Caller
 def finish(one: Caller, unit: int, at_s: float) -> None:
     one.finished.add(unit, at_s)
     one.stages_ms.extend((1.0, 2.0, float(unit)))
+
+
+def test_a_fill_ends_before_a_unit_that_would_make_the_window_slide() -> None:
+    """Else it would begin anew, and never end where every unit leaps over what is left."""
+    one = Caller(490, 500, SimpleQueue(), Said((), (), ""), is_filling=True)
+    one.happened(SessionOpened("a", 234, 600, False, 1.0))
+    for unit, (num_tokens, goes_on) in enumerate(((312, True), (390, True), (468, False))):
+        one.happened(UnitDecided(unit, 0.0, True, (), (), num_tokens, num_tokens // 16, unit))
+        assert one.is_filling is goes_on
+    assert one.fill_steps.qsize() == 3
 
 
 def test_the_first_pcm_of_a_unit_is_its_first_piece_with_sound() -> None:

@@ -87,13 +87,15 @@ class Marks:
 class Caller:
     """One of them. Written by the engine's thread as soon as its call has begun; read when the run is over.
 
-    target_tokens: that its context shall have when the clock starts. fill_steps: after each unit of the fill, it.
+    target_tokens: that its context shall have when the clock starts, or as much as units come to without a slide, which
+    is above high_tokens. fill_steps: after each unit of the fill, it.
     units: of the call, by those of the timetable; `NEVER` where one was not taken.
     decided, finished, heard: by unit of the call; of what was heard also its turn and how much it was.
     stages_ms: of every unit that is finished, in thinker, talker and code2wav.
     """
 
     target_tokens: int
+    high_tokens: int
     fill_steps: SimpleQueue[Caller]
     said: Said
     is_open: bool = False
@@ -128,8 +130,9 @@ class Caller:
                 self.heard_samples.append(samples.numel())
             case WindowSlid(unit=unit):
                 self.slides.append(unit)
-            case SessionOpened():
+            case SessionOpened(num_prompt_tokens=num_prompt_tokens):
                 self.is_open = True
+                self.num_context_tokens = num_prompt_tokens
             case SessionEnded():
                 self.end = happening
                 self._end_fill()
@@ -141,11 +144,14 @@ class Caller:
 
     def _decided(self, decided: UnitDecided, now_s: float) -> None:
         self.decided.add(decided.unit, now_s)
+        num_grown_tokens = decided.num_context_tokens - self.num_context_tokens
         self.num_context_tokens = decided.num_context_tokens
         if not self.is_filling:
             return
         self.num_fill_units = decided.unit + 1
-        if decided.num_context_tokens < self.target_tokens:
+        # A unit that takes the context over its limit would empty what was filled.
+        most_tokens = min(self.target_tokens, self.high_tokens - num_grown_tokens)
+        if decided.num_context_tokens < most_tokens:
             self.fill_steps.put(self)
         else:
             self._end_fill()
@@ -257,7 +263,7 @@ def _opened(
     callers, senders = [], []
     for number in range(plan.num_sessions):
         target_tokens = low + (high - low) * number // plan.num_sessions
-        caller = Caller(target_tokens, fill_steps, words)
+        caller = Caller(target_tokens, high, fill_steps, words)
         script = script_of(plan.talk, number, plan.num_sessions, tokenizer)
         config = replace(session, script=script, seed=number)
         ongoing = live.begin(f"{name} {number}", config, reference, voice, caller.happened)

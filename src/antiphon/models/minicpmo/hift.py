@@ -238,8 +238,8 @@ def _waves(device: torch.device) -> tuple[Tensor, Tensor]:
 def _spectrum(samples: Tensor) -> Tensor:
     """The transform of windowed frames around every 4th sample, the ends mirrored.
 
-    A product by a matrix of 18 rows: of 16 samples it costs nothing, while a recorded cuFFT reads what is not there, now
-    and then, when other stages are at work (seen on an H200, torch 2.11).
+    A product by a matrix of 18 rows: of 16 samples it costs nothing, while a recorded cuFFT now and then reads what is
+    not there when other stages are at work (seen on an H200, torch 2.11).
     samples: [B, 4 n] float32 -> [B, 18, n + 1] float32, the 9 real parts before the 9 imaginary ones.
     """
     cosines, sines = _waves(samples.device)
