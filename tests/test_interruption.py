@@ -72,7 +72,7 @@ def test_an_interrupted_turn_is_closed_in_the_context_and_its_words_stay(engine:
     assert after.is_listen
     assert after.handoffs == ()
     assert after.num_context_tokens == before.num_context_tokens + 11 + len(after.token_ids)
-    assert after.retained_units == (*before.retained_units, after.unit)
+    assert [*after.retained_units] == [*before.retained_units, after.unit]
     call.close()
 
 

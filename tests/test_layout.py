@@ -83,7 +83,10 @@ PURE_PARTS = ("core", "errors", "units")
 CACHE_PARTS = ("core", "engine", "kernels", "models", "stages")
 """Where a page would mean a block. A web page and the system's memory pages may be called so."""
 
-MUTABLE_IN_CORE = {"Segment": "a run of tokens that grows and slides; only its Context writes it"}
+MUTABLE_IN_CORE = {
+    "Segment": "a run of tokens that grows and slides; only its Context writes it",
+    "UnitRecords": "units that are closed and dropped; only the Context that holds them writes them",
+}
 NAMED_QUANTITIES = {"block_size": "the word for a block's slots", "cfg_rate": "the official name of a strength"}
 BARE_QUANTITIES = re.compile(
     "age|budget|deadline|delay|duration|elapsed|interval|latency|length|memory|period|rate|size|time|timeout"

@@ -79,8 +79,8 @@ def decision_events(outcome: UnitOutcome) -> Iterator[Event]:
         yield WindowSlid(
             unit=outcome.unit,
             at_s=at_s,
-            dropped_units=tuple(record.unit for record in outcome.slide.dropped),
-            num_dropped_tokens=sum(record.num_tokens for record in outcome.slide.dropped),
+            dropped_units=tuple(outcome.slide.dropped.numbers),
+            num_dropped_tokens=outcome.slide.dropped.num_tokens,
             num_context_tokens=outcome.num_context_tokens,
             previous_ids=outcome.previous_ids,
         )

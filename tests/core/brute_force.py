@@ -155,4 +155,4 @@ def blocks_wanted(segment: Segment, num_tokens: int, block_size: int) -> int:
 def snapshot(context: Context, pool: BlockPool) -> object:
     """Everything that a refused action must leave alone. Segments without a token say nothing."""
     segments = [(tuple(s.blocks), s.first_slot, s.num_tokens) for s in context.segments() if s.num_tokens]
-    return segments, context.units, context.previous, context.shift, context.num_tokens, pool.num_free_blocks
+    return segments, [*context.units], context.previous, context.shift, context.num_tokens, pool.num_free_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -60,6 +61,55 @@ def test_a_free_block_can_neither_be_shared_nor_released() -> None:
         pool.release([block])
 
 
+def test_own_blocks_leave_their_table_when_they_are_freed_and_are_reused_last() -> None:
+    pool = BlockPool(5, block_size=2)
+    table, other = array("i"), array("i")
+    pool.grow(table, 4)
+    pool.cut(table, 0, 2)
+    assert table.tolist() == [2, 3]
+    pool.cut(table, 1, 2)
+    assert table.tolist() == [2]
+    pool.check([table])
+    with pytest.raises(ResourceExhausted):
+        pool.grow(other, 5)
+    assert not other
+    pool.grow(other, 4)
+    assert other.tolist() == [4, 0, 1, 3]
+    pool.check([table, other])
+
+
+def test_own_blocks_can_neither_be_shared_nor_released_and_counted_ones_not_be_cut_off() -> None:
+    pool = BlockPool(3, block_size=2)
+    own = array("i")
+    pool.grow(own, 1)
+    with pytest.raises(AssertionError, match="block 0 is free or a table's own"):
+        pool.share(own)
+    with pytest.raises(AssertionError, match="block 0 is released"):
+        pool.release(own)
+    counted = array("i", pool.allocate(1))
+    with pytest.raises(AssertionError, match="block 1 is counted"):
+        pool.cut(counted, 0, 1)
+    pool.check([own, counted])
+
+
+def test_more_blocks_than_there_are_cannot_be_free() -> None:
+    pool = BlockPool(2, block_size=2)
+    with pytest.raises(AssertionError, match="3 of 2 blocks would be free"):
+        pool.cut(array("i", [0]), 0, 1)
+
+
+def test_the_check_finds_a_leaked_and_a_stolen_block_of_a_table() -> None:
+    pool = BlockPool(3, block_size=2)
+    own = array("i")
+    pool.grow(own, 2)
+    for tables in ([own[:1]], [own, [2]], [own, own]):
+        with pytest.raises(AssertionError, match="tables hold it"):
+            pool.check(tables)
+    pool.cut(own[:1], 0, 1)  # of a copy, so that the table still has it
+    with pytest.raises(AssertionError, match="block 0: 1 tables hold it, it has 0"):
+        pool.check([own])
+
+
 def test_the_check_finds_a_leaked_a_stolen_and_a_miscounted_block() -> None:
     pool = BlockPool(3, block_size=2)
     held = pool.allocate(2)
@@ -73,10 +123,17 @@ def test_the_check_finds_a_leaked_a_stolen_and_a_miscounted_block() -> None:
 def test_counts_are_those_of_a_plain_counter_after_any_actions(data: st.DataObject) -> None:
     pool = BlockPool(data.draw(st.integers(1, 6)), block_size=1)
     tables: list[list[int]] = []
+    own = array("i")
     for _ in range(data.draw(st.integers(0, 20))):
-        action = data.draw(st.sampled_from(["allocate", "share", "release"] if tables else ["allocate"]))
+        always = ["allocate", "grow", "cut"]
+        action = data.draw(st.sampled_from([*always, "share", "release"] if tables else always))
         table: list[int] = data.draw(st.sampled_from(tables)) if tables else []
         match action:
+            case "grow":
+                pool.grow(own, data.draw(st.integers(0, pool.num_free_blocks)))
+            case "cut":
+                start = data.draw(st.integers(0, len(own)))
+                pool.cut(own, start, data.draw(st.integers(start, len(own))))
             case "allocate":
                 tables.append(pool.allocate(data.draw(st.integers(0, pool.num_free_blocks))))
             case "share":
@@ -85,6 +142,6 @@ def test_counts_are_those_of_a_plain_counter_after_any_actions(data: st.DataObje
             case _:
                 pool.release(table)
                 tables.remove(table)
-        pool.check(tables)
-        held = Counter(block for table in tables for block in table)
+        pool.check([*tables, own])
+        held = Counter(block for table in [*tables, own] for block in table)
         assert pool.num_free_blocks == pool.num_blocks - len(held)

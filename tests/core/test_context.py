@@ -287,7 +287,7 @@ def test_free_gives_everything_back_at_any_point() -> None:
     context.free()
     context.free()
     pool.check([])
-    assert (context.num_tokens, context.units, context.previous, context.shift) == (0, (), (), 0)
+    assert (context.num_tokens, len(context.units), context.previous, context.shift) == (0, 0, (), 0)
 
 
 def test_a_refused_suffix_can_be_placed_when_there_is_room() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 
 from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
-from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, UnitRecord, WindowPolicy
+from antiphon.core.unit_records import UnitRecord, UnitRecords
+from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ConfigError
 
 HIGH, LOW = 112, 96
@@ -84,12 +85,12 @@ def test_the_basic_window_keeps_exactly_the_newest_whole_units_that_the_limits_a
 
 
 def test_the_limits_of_the_basic_window_are_inclusive() -> None:
-    ten = silent([10] * 4)
+    ten = UnitRecords.of(silent([10] * 4))
     assert BasicWindow(40, 20).plan(40, ten, ()) is None
     plan = BasicWindow(39, 20).plan(40, ten, ())
     assert plan is not None
     assert plan.num_dropped_units == 2
-    assert BasicWindow(39, 20).plan(40, [], ()) is None
+    assert BasicWindow(39, 20).plan(40, UnitRecords(), ()) is None
 
 
 @settings(max_examples=60)
@@ -122,7 +123,7 @@ def test_dropping_many_units_at_once_keeps_the_words_that_dropping_them_singly_k
     waiting: list[UnitRecord] = []
     for number, unit in enumerate(units):
         waiting.append(unit)
-        plan = policy.plan(0, waiting, previous) if number % step == 0 else None
+        plan = policy.plan(0, UnitRecords.of(waiting), previous) if number % step == 0 else None
         if plan is not None:
             waiting, previous = waiting[plan.num_dropped_units :], plan.previous
     said = [word for unit in units[: len(units) - len(waiting)] for word in unit.spoken]

@@ -155,7 +155,7 @@ def test_a_session_that_moves_after_every_unit_is_a_reprefill_session_that_staye
         here += live(stages[unit % 2], moves, range(unit, unit + 1))
         moves = moved(stages[unit % 2], moves, stages[1 - unit % 2])
         kept = moves.mind.memory.context
-        assert tuple(record.unit for record in kept.units) == here[-1].retained_units
+        assert [record.unit for record in kept.units] == [*here[-1].retained_units]
         assert (kept.num_tokens, kept.previous) == (here[-1].num_context_tokens, here[-1].previous_ids)
         kept.check()
     assert_same([*map(renamed, there)], here)
@@ -186,7 +186,7 @@ def test_what_is_retained_is_one_record_per_unit_of_the_window_and_no_more(worke
         live(workers.first, state, range(unit, unit + 1))
         memory = state.mind.memory
         units = workers.first.retain(state).units
-        assert tuple(one.record for one in units) == memory.context.units
+        assert [one.record for one in units] == [*memory.context.units]
         assert memory.num_kept_tokens == sum(one.record.num_tokens for one in units) <= NARROW.high_tokens
         for one in units:
             assert one.inputs.shape[0] == one.record.num_tokens

@@ -12,13 +12,13 @@ Shown by tests/core/test_context.py against a brute-force model.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from antiphon.core.blocks import BlockPool
 from antiphon.core.prompts import StoredPrompt
-from antiphon.core.window import SlideMode, SlidePlan, UnitRecord
+from antiphon.core.unit_records import UnitRecord, UnitRecords
+from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.errors import ContextLengthExceeded
 
 
@@ -38,11 +38,15 @@ class Placement:
 
 @dataclass(slots=True)
 class Segment:
-    """A run of tokens in blocks of its own. first_slot: offset of the first token in the first block."""
+    """A run of tokens in blocks of its own. first_slot: offset of the first token in the first block.
+
+    is_shareable: other contexts may hold its blocks as well.
+    """
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
     first_slot: int = 0
     num_tokens: int = 0
+    is_shareable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Slide:
     recomputed: retained ring tokens to be forwarded from their embeddings; no slots when none must.
     """
 
-    dropped: tuple[UnitRecord, ...]
+    dropped: UnitRecords
     anchor_ids: tuple[int, ...]
     anchor: Placement
     rotated: Placement
@@ -77,7 +81,7 @@ class Context:
         self._max_tokens = max_tokens
         self._anchor: list[Segment] = []
         self._ring = Segment()
-        self._units: deque[UnitRecord] = deque()
+        self._units = UnitRecords()
         self._num_open_tokens = 0
         self._suffix: tuple[int, ...] = ()
         # Every step asks for these; they change with a block, and with the anchor.
@@ -104,9 +108,9 @@ class Context:
         return sum(len(segment.blocks) for segment in self._anchor) + len(self._ring.blocks)
 
     @property
-    def units(self) -> tuple[UnitRecord, ...]:
-        """Closed units in the ring, oldest first."""
-        return tuple(self._units)
+    def units(self) -> UnitRecords:
+        """Closed units in the ring, oldest first, as they are now; to be read, not changed."""
+        return self._units
 
     def segments(self) -> tuple[Segment, ...]:
         """Anchor segments, then the ring; to be read, not changed."""
@@ -116,7 +120,7 @@ class Context:
         """Place tokens at the end of the shared prompt segment, before any unit or suffix."""
         assert len(self._anchor) <= 1, "the prompt cannot grow once the suffix segment stands behind it"
         assert not self._ring.num_tokens, "the prompt cannot grow under units"
-        segment = self._anchor[0] if self._anchor else Segment()
+        segment = self._anchor[0] if self._anchor else Segment(is_shareable=True)
         assert all(self._pool.num_holders(block) == 1 for block in segment.blocks), "a shared prompt is complete"
         placement = self._append(segment, num_tokens, key_shift=0)
         self._anchor = [segment]
@@ -127,7 +131,7 @@ class Context:
         """Use a prompt that is in the cache already; this context becomes one more holder and never writes to it."""
         assert not self._anchor, "a context has one prompt"
         self._pool.share(prompt.blocks)
-        self._anchor = [Segment(array("i", prompt.blocks), 0, prompt.num_tokens)]
+        self._anchor = [Segment(array("i", prompt.blocks), 0, prompt.num_tokens, is_shareable=True)]
         self._note_blocks()
 
     @property
@@ -140,7 +144,7 @@ class Context:
         """Place the private segment that `previous` will share with `suffix` (context mode)."""
         assert len(self._anchor) <= 1, "a context has one suffix"
         assert not self._ring.num_tokens, "the anchor cannot grow under units but by a slide"
-        prompt, private = self._anchor[0] if self._anchor else Segment(), Segment()
+        prompt, private = self._anchor[0] if self._anchor else Segment(is_shareable=True), Segment()
         placement = self._append(private, len(suffix), key_shift=0)
         self._anchor, self._suffix = [prompt, private], suffix
         self._note_blocks()
@@ -163,8 +167,7 @@ class Context:
         ring.num_tokens -= num_tokens
         num_blocks = -(-(ring.first_slot + ring.num_tokens) // self._pool.block_size)
         if num_blocks < len(ring.blocks):
-            self._pool.release(ring.blocks[num_blocks:])
-            del ring.blocks[num_blocks:]
+            self._pool.cut(ring.blocks, num_blocks, len(ring.blocks))
             self._is_table_old = True
 
     def close_unit(self, unit: int, spoken: tuple[int, ...]) -> UnitRecord:
@@ -182,11 +185,11 @@ class Context:
         """
         assert not self._num_open_tokens, f"{self._num_open_tokens} tokens of an open unit would be cut from their unit"
         assert 0 <= plan.num_dropped_units <= len(self._units), f"{plan} for {len(self._units)} units"
-        num_dropped_tokens = sum(self._units[i].num_tokens for i in range(plan.num_dropped_units))
+        num_dropped_tokens = self._units.num_tokens_of(plan.num_dropped_units)
         is_rewritten = plan.previous != self.previous
         if is_rewritten:
             self._require_room_for_anchor(plan, num_dropped_tokens)
-        dropped = tuple(self._units.popleft() for _ in range(plan.num_dropped_units))
+        dropped = self._units.take(plan.num_dropped_units)
         self._drop_front(num_dropped_tokens)
         growth = 0
         anchor_ids: tuple[int, ...] = ()
@@ -209,10 +212,13 @@ class Context:
     def free(self) -> None:
         """Give all blocks back and forget everything; idempotent."""
         for segment in self.segments():
-            self._pool.release(segment.blocks)
+            if segment.is_shareable:
+                self._pool.release(segment.blocks)
+            else:
+                self._pool.cut(segment.blocks, 0, len(segment.blocks))
         self._anchor = []
         self._ring = Segment()
-        self._units.clear()
+        self._units = UnitRecords()
         self._num_open_tokens = 0
         self._suffix = self.previous = ()
         self.shift = 0
@@ -229,7 +235,8 @@ class Context:
             end = segment.first_slot + segment.num_tokens
             assert len(segment.blocks) == -(-end // size), f"{len(segment.blocks)} blocks for slots up to {end}"
             assert 0 <= segment.first_slot < size, f"first slot {segment.first_slot} lies outside the first block"
-        num_unit_tokens = sum(unit.num_tokens for unit in self._units) + self._num_open_tokens
+        self._units.check()
+        num_unit_tokens = self._units.num_tokens + self._num_open_tokens
         assert num_unit_tokens == self._ring.num_tokens, f"{num_unit_tokens} unit tokens, ring {self._ring.num_tokens}"
         assert self.num_tokens <= self._max_tokens, f"{self.num_tokens} tokens, limit {self._max_tokens}"
         assert self._mode is SlideMode.ROTATE_QUERY or self.shift == 0, f"shift {self.shift} in mode {self._mode}"
@@ -251,7 +258,10 @@ class Context:
         size = self._pool.block_size
         num_new_blocks = -(-end // size) - len(segment.blocks)
         if num_new_blocks > 0:
-            segment.blocks.extend(self._pool.allocate(num_new_blocks))
+            if segment.is_shareable:
+                segment.blocks.extend(self._pool.allocate(num_new_blocks))
+            else:
+                self._pool.grow(segment.blocks, num_new_blocks)
             self._is_table_old = True
         segment.num_tokens += num_tokens
         if num_tokens == 1:  # which is what a step does for most of its rows
@@ -273,8 +283,7 @@ class Context:
         ring.num_tokens -= num_tokens
         ring.first_slot += num_tokens
         num_empty = ring.first_slot // self._pool.block_size if ring.num_tokens else len(ring.blocks)
-        self._pool.release(ring.blocks[:num_empty])
-        del ring.blocks[:num_empty]
+        self._pool.cut(ring.blocks, 0, num_empty)
         ring.first_slot = ring.first_slot % self._pool.block_size if ring.num_tokens else 0
 
     def _require_room_for_anchor(self, plan: SlidePlan, num_dropped_tokens: int) -> None:
@@ -293,11 +302,11 @@ class Context:
             self._pool.require(num_wanted - num_freed)
 
     def _rewrite_anchor(self, previous: tuple[int, ...]) -> tuple[tuple[int, ...], Placement]:
-        self._pool.release(self._anchor[1].blocks)
         ids = (*previous, *self._suffix)
-        num_blocks = -(-len(ids) // self._pool.block_size)
-        segment = Segment(array("i", self._pool.allocate(num_blocks)), 0, len(ids))
-        self._anchor[1] = segment
+        segment = self._anchor[1]
+        self._pool.cut(segment.blocks, 0, len(segment.blocks))
+        self._pool.grow(segment.blocks, -(-len(ids) // self._pool.block_size))
+        segment.num_tokens = len(ids)
         self._note_blocks()
         self.previous = previous
         slots = tuple(self._slots(segment, 0, len(ids)))
@@ -307,8 +316,7 @@ class Context:
         """The ring starts anew at slot 0 of the blocks it has: every slot is written again before it is read."""
         ring = self._ring
         num_blocks = -(-ring.num_tokens // self._pool.block_size)
-        self._pool.release(ring.blocks[num_blocks:])
-        del ring.blocks[num_blocks:]
+        self._pool.cut(ring.blocks, num_blocks, len(ring.blocks))
         ring.first_slot = 0
         return self._ring_placement()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from antiphon.core.unit_records import UnitRecords
 from antiphon.errors import ConfigError
 
 
@@ -23,15 +24,6 @@ class SlideMode(Enum):
     """Surviving ring keys are rotated in place. For attention back ends that know one origin only."""
     REPREFILL = "reprefill"
     """The surviving units are computed anew from their embeddings: the semantics of a shorter history."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitRecord:
-    """A closed unit in the ring. spoken: the text ids that `previous` takes over when it is dropped."""
-
-    unit: int
-    num_tokens: int
-    spoken: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class WindowPolicy(Protocol):
     @property
     def keeps_previous(self) -> bool: ...
 
-    def plan(self, num_tokens: int, units: Sequence[UnitRecord], previous: tuple[int, ...]) -> SlidePlan | None:
+    def plan(self, num_tokens: int, units: UnitRecords, previous: tuple[int, ...]) -> SlidePlan | None:
         """What to drop now, or None for nothing.
 
         num_tokens: whole context.
@@ -83,7 +75,7 @@ class OffWindow:
     def keeps_previous(self) -> bool:
         return False
 
-    def plan(self, num_tokens: int, units: Sequence[UnitRecord], previous: tuple[int, ...]) -> SlidePlan | None:
+    def plan(self, num_tokens: int, units: UnitRecords, previous: tuple[int, ...]) -> SlidePlan | None:
         return None
 
     def taken_over(self, previous: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,15 +109,10 @@ class BasicWindow:
     def keeps_previous(self) -> bool:
         return False
 
-    def plan(self, num_tokens: int, units: Sequence[UnitRecord], previous: tuple[int, ...]) -> SlidePlan | None:
+    def plan(self, num_tokens: int, units: UnitRecords, previous: tuple[int, ...]) -> SlidePlan | None:
         if num_tokens <= self.high_tokens:
             return None
-        num_dropped = 0
-        for unit in units:
-            if num_tokens <= self.low_tokens:
-                break
-            num_tokens -= unit.num_tokens
-            num_dropped += 1
+        num_dropped = units.num_units_of(num_tokens - self.low_tokens)
         return SlidePlan(num_dropped, previous) if num_dropped else None
 
     def taken_over(self, previous: tuple[int, ...]) -> tuple[int, ...]:
@@ -163,11 +150,11 @@ class ContextWindow:
     def keeps_previous(self) -> bool:
         return True
 
-    def plan(self, num_tokens: int, units: Sequence[UnitRecord], previous: tuple[int, ...]) -> SlidePlan | None:
+    def plan(self, num_tokens: int, units: UnitRecords, previous: tuple[int, ...]) -> SlidePlan | None:
         num_dropped = len(units) - self.max_units
         if num_dropped <= 0:
             return None
-        spoken = [token for unit in units[:num_dropped] for token in unit.spoken]
+        spoken = units.spoken_by(num_dropped)
         if spoken:
             previous = self._newest([*previous[len(self.marker) :], *spoken])
         return SlidePlan(num_dropped, previous)

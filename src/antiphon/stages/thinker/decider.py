@@ -168,7 +168,7 @@ class Decider:
             slide=slide,
             num_context_tokens=memory.context.num_tokens,
             num_context_blocks=memory.context.num_blocks,
-            retained_units=tuple(record.unit for record in memory.context.units),
+            retained_units=range(unit + 1 - len(memory.context.units), unit + 1),
             previous_ids=memory.context.previous,
         )
 

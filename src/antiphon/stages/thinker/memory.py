@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from antiphon.core.context import Context, Placement, Slide
-from antiphon.core.window import OffWindow, SlideMode, SlidePlan, UnitRecord, WindowPolicy
+from antiphon.core.unit_records import UnitRecord
+from antiphon.core.window import OffWindow, SlideMode, SlidePlan, WindowPolicy
 from antiphon.errors import InputError
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.stages.draw_table import DrawSlot
@@ -138,7 +139,7 @@ class ThinkerMemory:
         if slide.rotated_by:
             self._decoder.rotate(slide.rotated, slide.rotated_by)
         if self._keeps_inputs:
-            for _ in slide.dropped:
+            for _ in range(len(slide.dropped)):
                 self._inputs.popleft()
             if slide.recomputed.slots:
                 yield from self._run(slide.recomputed, torch.cat(tuple(self._inputs)))

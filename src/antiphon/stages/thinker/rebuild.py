@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from antiphon.core.unit_records import UnitRecords
 from antiphon.models.minicpmo.audio_history import AudioHistory
 from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.stages.draw_table import DrawPlace, DrawTable, Newest
@@ -66,7 +67,7 @@ class Retained:
         window = self.session.window
         previous = window.taken_over(self.previous)
         retained = replace(self, num_prompt_tokens=num_prompt_tokens, previous=previous)
-        plan = window.plan(retained.num_tokens, [unit.record for unit in retained.units], previous)
+        plan = window.plan(retained.num_tokens, UnitRecords.of(unit.record for unit in retained.units), previous)
         if plan is None:
             return retained
         return replace(retained, previous=plan.previous, units=retained.units[plan.num_dropped_units :])

@@ -119,7 +119,8 @@ class UnitOutcome:
     handoffs: for the talker, one per turn that spoke in this unit.
     texts: for each handoff, what can be shown of the words so far, whole characters only.
     slide: None when nothing was dropped.
-    num_context_tokens, num_context_blocks, retained_units, previous_ids: after the slide.
+    num_context_tokens, num_context_blocks, retained_units, previous_ids: after the slide. Units are numbered without a
+    gap, and the newest are retained.
     """
 
     unit: int
@@ -130,7 +131,7 @@ class UnitOutcome:
     slide: Slide | None
     num_context_tokens: int
     num_context_blocks: int
-    retained_units: tuple[int, ...]
+    retained_units: range
     previous_ids: tuple[int, ...]
 
     def only_of(self, epoch: int) -> UnitOutcome:
