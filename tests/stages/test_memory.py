@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import hypothesis.strategies as st
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from antiphon.core.window import OffWindow, SlideMode, WindowPolicy
+from antiphon.core.window import BasicWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ContextLengthExceeded, ResourceExhausted
 from antiphon.kernels.rotation import rotate, rotation
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
@@ -201,6 +202,28 @@ def test_a_long_prompt_in_pieces_is_the_prompt_at_once(network: ThinkerNetwork) 
     )
     for one, other in caches:
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def test_inputs_of_dropped_units_go_a_few_with_each_unit_and_no_more_are_held_than_before_the_slide(
+    network: ThinkerNetwork,
+) -> None:
+    window = BasicWindow(high_tokens=70, low_tokens=40)
+    decoder, lengths = paged(network), (3,)
+    session = Session(network, decoder, window, SlideMode.ROTATE_QUERY, lengths=lengths, keeps_inputs=True)
+    made: list[weakref.ref[torch.Tensor]] = []
+    num_held: list[int] = []
+    for unit in range(60):
+        num_slides = session.num_slides
+        session.live(unit)
+        if session.num_slides == num_slides:  # it is still there to be seen
+            made.append(weakref.ref(session.memory.retained()[-1].inputs))
+        num_held.append(sum(inputs() is not None for inputs in made))
+    assert session.num_slides > 3
+    assert max(num_held) <= window.high_tokens // lengths[0]
+    falls = [before - after for before, after in zip(num_held, num_held[1:], strict=False)]
+    assert 0 < max(falls) < (window.high_tokens - window.low_tokens) // lengths[0]
+    session.memory.free()
+    assert not any(inputs() is not None for inputs in made)
 
 
 @settings(max_examples=15)

@@ -6,7 +6,6 @@ thinker and tests/stages/test_memory.py.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,6 +26,9 @@ from antiphon.stages.thinker.choosing import TextDraw
 
 ResultT = TypeVar("ResultT")
 MemorySteps = Steps[TextDraw, ResultT]
+
+_FREED_WITH_A_UNIT = 4
+"""Inputs of dropped units that are freed whenever a unit is closed. To free hundreds at once would hold up a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +63,9 @@ class ThinkerMemory:
         self.context = Context(decoder.pool, slide, max_tokens)
         # Inputs of the units in the ring, oldest first, then of the open unit.
         self._keeps_inputs = keeps_inputs or (slide is SlideMode.REPREFILL and not isinstance(window, OffWindow))
-        self._inputs: deque[Tensor] = deque()
+        self._inputs: list[Tensor] = []
+        # Of dropped units. More units leave it than come to be kept, so that no more is held than just before a slide.
+        self._dropped_inputs: list[Tensor] = []
         self._open_inputs: list[Tensor] = []
 
     def feed_prompt(self, embeds: Tensor) -> MemorySteps[None]:
@@ -109,6 +113,7 @@ class ThinkerMemory:
         if self._keeps_inputs:
             self._inputs.append(torch.cat(self._open_inputs))
             self._open_inputs = []
+            del self._dropped_inputs[-_FREED_WITH_A_UNIT:]
         plan = self._window.plan(self.context.num_tokens, self.context.units, self.context.previous)
         if plan is None:
             return None
@@ -123,7 +128,7 @@ class ThinkerMemory:
     def free(self) -> None:
         """Give all blocks and inputs back; idempotent."""
         self.context.free()
-        self._inputs.clear()
+        self._inputs, self._dropped_inputs = [], []
         self._open_inputs = []
 
     def _append(self, embeds: Tensor, draw: TextDraw | None) -> MemorySteps[Reply]:
@@ -139,10 +144,10 @@ class ThinkerMemory:
         if slide.rotated_by:
             self._decoder.rotate(slide.rotated, slide.rotated_by)
         if self._keeps_inputs:
-            for _ in range(len(slide.dropped)):
-                self._inputs.popleft()
+            self._dropped_inputs += self._inputs[: len(slide.dropped)]
+            del self._inputs[: len(slide.dropped)]
             if slide.recomputed.slots:
-                yield from self._run(slide.recomputed, torch.cat(tuple(self._inputs)))
+                yield from self._run(slide.recomputed, torch.cat(self._inputs))
 
     def _run(self, placed: Placement, embeds: Tensor, draw: TextDraw | None = None) -> MemorySteps[Reply]:
         """Ask for a row, in pieces if it is long. Returns the last piece's reply."""
@@ -155,7 +160,7 @@ class ThinkerMemory:
 
     @property
     def num_kept_tokens(self) -> int:
-        """Tokens whose input embeddings are kept."""
+        """Tokens of the context whose input embeddings are kept."""
         return sum(inputs.shape[0] for inputs in (*self._inputs, *self._open_inputs))
 
     def retained(self) -> tuple[RetainedUnit, ...]:
