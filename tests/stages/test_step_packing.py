@@ -99,7 +99,7 @@ def test_every_token_is_in_one_tile_of_its_row_and_padding_in_none() -> None:
 def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
     context = Context(BlockPool(64, 4), SlideMode.ROTATE_QUERY, 1000)
     placed = context.append(30)
-    piece = replace(placed, slots=placed.slots[:10])
+    piece = placed._replace(slots=placed.slots[:10])
     (span,) = packed([Row(context, piece)], shape_of([Row(context, piece)])).rows
     assert (span.num_keys, span.num_anchor_keys) == (10, 0)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from antiphon.core.blocks import BlockPool
 from antiphon.core.prompts import StoredPrompt
@@ -22,9 +23,8 @@ from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.errors import ContextLengthExceeded
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where consecutive tokens go.
+class Placement(NamedTuple):
+    """Where consecutive tokens go. A tuple, because every row of every step makes one.
 
     slots: one per token, `block * block_size + offset`.
     first_position: position of the first token.
@@ -81,6 +81,7 @@ class Context:
         self._max_tokens = max_tokens
         self._anchor: list[Segment] = []
         self._ring = Segment()
+        self._segments: tuple[Segment, ...] = (self._ring,)
         self._units = UnitRecords()
         self._num_open_tokens = 0
         self._suffix: tuple[int, ...] = ()
@@ -114,7 +115,7 @@ class Context:
 
     def segments(self) -> tuple[Segment, ...]:
         """Anchor segments, then the ring; to be read, not changed."""
-        return (*self._anchor, self._ring)
+        return self._segments
 
     def append_prompt(self, num_tokens: int) -> Placement:
         """Place tokens at the end of the shared prompt segment, before any unit or suffix."""
@@ -244,15 +245,16 @@ class Context:
     def _note_blocks(self) -> None:
         """After every change of the anchor or of several blocks."""
         self._is_table_old = True
+        self._segments = (*self._anchor, self._ring)
         self.num_anchor_tokens = sum(segment.num_tokens for segment in self._anchor)
 
     def _append(self, segment: Segment, num_tokens: int, key_shift: int) -> Placement:
-        if self.num_tokens + num_tokens > self._max_tokens:
+        first_position = self.num_tokens
+        if first_position + num_tokens > self._max_tokens:
             raise ContextLengthExceeded(
-                f"the context holds {self.num_tokens} tokens and cannot take {num_tokens} more (limit "
+                f"the context holds {first_position} tokens and cannot take {num_tokens} more (limit "
                 f"{self._max_tokens}); use a sliding window or a higher limit"
             )
-        first_position = self.num_tokens
         first = segment.first_slot + segment.num_tokens
         end = first + num_tokens
         size = self._pool.block_size

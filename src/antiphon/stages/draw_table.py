@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +36,8 @@ class Newest(Enum):
     """Neither it nor anything before it: the history begins anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrawPlace:
-    """Where a draw stands. window_tokens: ids that its history remembers."""
+class DrawPlace(NamedTuple):
+    """Where a draw stands. window_tokens: ids that its history remembers. A tuple, because every draw makes one."""
 
     slot: DrawSlot
     newest: Newest
@@ -62,11 +62,13 @@ class Past:
 
 def place_columns(places: Sequence[DrawPlace]) -> list[list[int]]:
     """Row, window, whether the newest draw was taken, whether the history begins anew: R each."""
+    taken, forgotten = Newest.TAKEN, Newest.FORGOTTEN  # to look one up takes as long as three columns of a draw
+    newest = [place.newest for place in places]
     return [
         [place.slot.row for place in places],
         [place.window_tokens for place in places],
-        [place.newest is Newest.TAKEN for place in places],
-        [place.newest is Newest.FORGOTTEN for place in places],
+        [one is taken for one in newest],
+        [one is forgotten for one in newest],
     ]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +26,8 @@ _NUM_COLUMNS = 4
 _INT64_BYTES, _INT32_BYTES = 8, 4
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One session's part of a step: where its tokens go, and what they attend to."""
+class Row(NamedTuple):
+    """One session's part of a step: where its tokens go, and what they attend to. A tuple, as `Placement` is."""
 
     context: Context
     placement: Placement
@@ -125,35 +126,35 @@ class PackedRows:
         tables: list[bytes] = []
         num_blocks = max_keys = 0
         small_tile, large_tile = (tokens_per_tile(kind, group_size) for kind in TileKind)
-        for index, row in enumerate(rows):
-            context, placed = row.context, row.placement
-            start, first = len(slots), placed.first_position
-            slots += placed.slots
+        end = 0
+        for index, (context, (own_slots, first, key_shift)) in enumerate(rows):
+            start, shift = end, context.shift
+            slots += own_slots
             end = len(slots)
             num_keys = first + end - start
             if end - start == 1:
                 positions.append(first)
-                ring_positions.append(first + context.shift)
-                key_positions.append(first + placed.key_shift)
+                ring_positions.append(first + shift)
+                key_positions.append(first + key_shift)
             else:
                 positions += range(first, num_keys)
-                ring_positions += range(first + context.shift, num_keys + context.shift)
-                key_positions += range(first + placed.key_shift, num_keys + placed.key_shift)
-            span = RowSpan(start, end, num_keys, min(context.num_anchor_tokens, num_keys))
-            spans.append(span)
+                ring_positions += range(first + shift, num_keys + shift)
+                key_positions += range(first + key_shift, num_keys + key_shift)
+            num_anchor_keys = min(context.num_anchor_tokens, num_keys)
+            spans.append(RowSpan(start, end, num_keys, num_anchor_keys))
             max_keys = max(max_keys, num_keys)
             own = context.segments()
             assert len(own) <= MAX_SEGMENTS, f"{len(own)} segments, room for {MAX_SEGMENTS}"
             for segment in own:
                 segments += (num_blocks, segment.first_slot, segment.num_tokens)
                 num_blocks += len(segment.blocks)
-            segments += (0,) * (3 * (MAX_SEGMENTS - len(own)))
+            segments += _NO_SEGMENTS[len(own)]
             tables.append(context.block_table)
             if end - start <= small_tile:
-                small += (index, start, *span[1:])
+                small += (index, start, end, num_keys, num_anchor_keys)
             else:
                 for token in range(start, end, large_tile):
-                    large += (index, token, *span[1:])
+                    large += (index, token, end, num_keys, num_anchor_keys)
         shape = StepShape(
             len(slots), len(spans), (len(small) // TILE_NUMBERS, len(large) // TILE_NUMBERS), max_keys, num_blocks
         )
@@ -183,7 +184,7 @@ class StepBuffer:
         self._columns[:, :num_tokens] = rows.columns
         self._columns[:3, num_tokens:] = 0
         self._columns[3, num_tokens:] = _NO_SLOT
-        spans = [number for span in rows.spans for number in span]
+        spans = [*chain.from_iterable(rows.spans)]
         for places, numbers, padding in (
             (self._spans, spans, 0),
             (self._segments, rows.segments, 0),
@@ -214,6 +215,9 @@ def layout_in(buffer: Tensor, shape: StepShape, rows: Sequence[RowSpan], block_s
         max_keys=shape.max_keys,
     )
 
+
+_NO_SEGMENTS = tuple((0,) * (3 * (MAX_SEGMENTS - num_segments)) for num_segments in range(MAX_SEGMENTS + 1))
+"""The numbers of those that a context with so many segments does not have."""
 
 _NO_SLOT = -1
 _NO_ROW = -1

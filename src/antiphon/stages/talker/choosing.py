@@ -6,7 +6,7 @@ The rules themselves are in kernels/sampling; this lines up their operands and r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,9 +20,8 @@ from antiphon.stages.draw_graphs import DrawColumns, DrawGraphs, on_device
 from antiphon.stages.draw_table import NOBODY, DrawPlace, DrawSlot, DrawTable, Newest, place_columns
 
 
-@dataclass(frozen=True, slots=True)
-class CodecDraw:
-    """How one session chooses its next codec token.
+class CodecDraw(NamedTuple):
+    """How one session chooses its next codec token. A tuple, as its place is.
 
     is_eos_masked: the segment may not end here.
     seed, counter: of the random numbers.
@@ -101,19 +100,21 @@ class CodecChooser:
 
 def _columns(draws: Sequence[CodecDraw], places: list[list[int]]) -> DrawColumns:
     """places: `DrawTable.columns` of the draws."""
+    most_likely = Draws.MOST_LIKELY  # looked up once, as in `place_columns`
+    sampling = [draw.sampling for draw in draws]
     return DrawColumns(
         whole=[
             *places,
             [draw.is_eos_masked for draw in draws],
-            [draw.draws is Draws.MOST_LIKELY for draw in draws],
+            [draw.draws is most_likely for draw in draws],
             [draw.seed for draw in draws],
             [draw.counter for draw in draws],
-            [draw.sampling.is_cut for draw in draws],
-            [draw.sampling.top_k for draw in draws],
+            [one.is_cut for one in sampling],
+            [one.top_k for one in sampling],
         ],
         fractions=[
-            [draw.sampling.repetition_penalty for draw in draws],
-            [draw.sampling.temperature for draw in draws],
-            [draw.sampling.top_p for draw in draws],
+            [one.repetition_penalty for one in sampling],
+            [one.temperature for one in sampling],
+            [one.top_p for one in sampling],
         ],
     )

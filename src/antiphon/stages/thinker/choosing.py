@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +33,10 @@ class Turn(Enum):
     """Open unless the slot's newest draw, which the host may not know yet, ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitDraw:
-    """How a call chooses its next token. must_speak: a word. seed, counter: of the random numbers.
+class UnitDraw(NamedTuple):
+    """How a call chooses its next token. A tuple, as its place is.
 
+    must_speak: a word. seed, counter: of the random numbers.
     script: what draw after draw comes to instead, over and over, whatever was chosen; nothing if it is empty. Random
     weights do not know when to speak: a script lets them, at the price of the same work.
     """
@@ -55,8 +56,7 @@ class UnitDraw:
         return self.script[self.counter % len(self.script)] if self.script else -1
 
 
-@dataclass(frozen=True, slots=True)
-class ChatDraw:
+class ChatDraw(NamedTuple):
     """How a chat chooses its next token. is_spoken: only what can be said. seed, counter: of the random numbers."""
 
     sampling: TextSampling
@@ -104,21 +104,23 @@ class _Operands:
 
 def _columns(draws: Sequence[TextDraw], places: list[list[int]]) -> DrawColumns:
     """places: `DrawTable.columns` of the draws."""
+    most_likely, is_open, by_last = Draws.MOST_LIKELY, Turn.OPEN, Turn.BY_LAST  # looked up once, as in `place_columns`
     sampling = [draw.sampling for draw in draws]
-    units = [draw if isinstance(draw, UnitDraw) else None for draw in draws]
+    units = [draw if isinstance(draw, UnitDraw) else _NOBODYS_DRAW for draw in draws]
+    turns = [unit.turn for unit in units]
     return DrawColumns(
         whole=[
             *places,
             [draw.seed for draw in draws],
             [draw.counter for draw in draws],
-            [draw.draws is Draws.MOST_LIKELY for draw in draws],
+            [draw.draws is most_likely for draw in draws],
             [one.top_k for one in sampling],
             [one.listen_top_k for one in sampling],
-            [unit is not None and unit.turn is Turn.OPEN for unit in units],
-            [unit is not None and unit.turn is Turn.BY_LAST for unit in units],
-            [unit is not None and unit.must_speak for unit in units],
-            [_NO_SCRIPT if unit is None else unit.scripted_id for unit in units],
-            [unit is None for unit in units],
+            [turn is is_open for turn in turns],
+            [turn is by_last for turn in turns],
+            [unit.must_speak for unit in units],
+            [unit.scripted_id for unit in units],
+            [isinstance(draw, ChatDraw) for draw in draws],
             [isinstance(draw, ChatDraw) and draw.is_spoken for draw in draws],
         ],
         fractions=[
@@ -132,6 +134,15 @@ def _columns(draws: Sequence[TextDraw], places: list[list[int]]) -> DrawColumns:
 
 
 _NO_SCRIPT = -1
+_NOBODYS_DRAW = UnitDraw(
+    TextSampling(),
+    Draws.MOST_LIKELY,
+    DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, window_tokens=1),
+    Turn.CLOSED,
+    must_speak=False,
+    seed=0,
+    counter=0,
+)
 
 
 class TextChooser:
@@ -147,11 +158,8 @@ class TextChooser:
         self._forbidden_in_chats = torch.stack([self._mask(written), self._mask(spoken)])
         # Draws of steps with chats, which are not recorded.
         self._num_apart = NumRuns()
-        nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
-        padding = UnitDraw(TextSampling(), Draws.MOST_LIKELY, nobody, Turn.CLOSED, must_speak=False, seed=0, counter=0)
-        self._graphs = DrawGraphs(
-            self._draw_in_units, self.table, _columns([padding], place_columns([nobody])), network.lm_head.weight.dtype
-        )
+        padding = _columns([_NOBODYS_DRAW], place_columns([_NOBODYS_DRAW.place]))
+        self._graphs = DrawGraphs(self._draw_in_units, self.table, padding, network.lm_head.weight.dtype)
 
     def capture(self, max_draws: int, recorder: Recorder) -> Iterator[int]:
         """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
