@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
 
 import hypothesis.strategies as st
 import pytest
@@ -76,6 +76,24 @@ def test_own_blocks_leave_their_table_when_they_are_freed_and_are_reused_last() 
     pool.grow(other, 4)
     assert other.tolist() == [4, 0, 1, 3]
     pool.check([table, other])
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 7), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=30))
+def test_blocks_come_in_the_order_in_which_they_were_freed(num_blocks: int, changes: list[tuple[int, int]]) -> None:
+    pool, table = BlockPool(num_blocks, block_size=1), array("i")
+    free, plain = deque(range(num_blocks)), list[int]()
+    for num_more, num_fewer in changes:
+        num_taken = min(num_more, len(free))
+        pool.grow(table, num_taken)
+        plain += [free.popleft() for _ in range(num_taken)]
+        assert table.tolist() == plain
+        num_cut = min(num_fewer, len(plain))
+        pool.cut(table, 0, num_cut)
+        free.extend(plain[:num_cut])
+        del plain[:num_cut]
+        assert table.tolist() == plain
+        pool.check([table])
 
 
 def test_own_blocks_can_neither_be_shared_nor_released_and_counted_ones_not_be_cut_off() -> None:
