@@ -5,10 +5,12 @@ Who may write which slot is decided in `core`; nothing here allocates blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from antiphon.kernels.key_slots.op import key_slots
@@ -16,11 +18,56 @@ from antiphon.kernels.paged_attention.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
-class KVCache:
-    """keys, values: [num_layers, num_blocks, block_size, num_kv_heads, head_dim], contiguous, one dtype and device."""
+class Scales:
+    """What stored numbers are to be multiplied by; one for each key and each value of a head, never 0.
+
+    keys, values: [..., num_blocks, num_kv_heads, block_size] float32, contiguous, on the cache's device. The scales of
+    a head's keys in a block lie side by side, since a program of the attention reads those of one head only.
+    """
 
     keys: Tensor
     values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of one layer: `KVCache` without its first dimension."""
+
+    keys: Tensor
+    values: Tensor
+    scales: Scales | None = None
+
+    @property
+    def has_its_scales(self) -> bool:
+        """Scales are there if, and only if, the numbers need them, and they are as many as they should be."""
+        is_scaled = self.keys.dtype is torch.float8_e4m3fn
+        if self.scales is None:
+            return not is_scaled
+        num_blocks, block_size, num_kv_heads, _ = self.keys.shape
+        shape = (num_blocks, num_kv_heads, block_size)
+        return is_scaled and all(x.shape == shape and x.is_contiguous() for x in (self.scales.keys, self.scales.values))
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """keys, values: [num_layers, num_blocks, block_size, num_kv_heads, head_dim], contiguous, one dtype and device.
+
+    scales: if these are float8_e4m3fn, with num_layers in front; else the numbers are what they are.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: Scales | None = None
+
+    @staticmethod
+    def empty(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> KVCache:
+        """Zeros. shape: of the keys. dtype: of what is stored."""
+        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        if dtype is not torch.float8_e4m3fn:
+            return KVCache(keys, values)
+        num_layers, num_blocks, block_size, num_kv_heads, _ = shape
+        ones = (torch.ones((num_layers, num_blocks, num_kv_heads, block_size), device=device) for _ in range(2))
+        return KVCache(keys, values, Scales(*ones))
 
     @property
     def block_size(self) -> int:
@@ -28,7 +75,15 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
+        scales = (self.scales.keys, self.scales.values) if self.scales is not None else ()
+        return sum(tensor.nbytes for tensor in (self.keys, self.values, *scales))
+
+    def layers(self) -> Iterator[LayerCache]:
+        if self.scales is None:
+            yield from map(LayerCache, self.keys, self.values)
+        else:
+            scales = map(Scales, self.scales.keys, self.scales.values)
+            yield from map(LayerCache, self.keys, self.values, scales)
 
 
 class RowSpan(NamedTuple):

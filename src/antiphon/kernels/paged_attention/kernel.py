@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from antiphon.kernels.kv_cache import StepLayout
+from antiphon.kernels.kv_cache import LayerCache, StepLayout
 from antiphon.kernels.paged_attention.tiles import QUERIES_PER_TILE, TILE_NUMBERS, TileKind, Tiles, num_splits
 
 _LOG2_E = 1.4426950408889634
@@ -24,11 +24,11 @@ _MIN_DOT = 16
 
 @triton.jit(do_not_specialize=["max_keys"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - Triton knows no dataclasses; one algorithm
-    q_anchor, q_ring, keys, values, key_slots, tiles, out, sums, tops,
+    q_anchor, q_ring, keys, values, key_scales, value_scales, key_slots, tiles, out, sums, tops,
     max_keys, slot_stride, head_stride, scale,
     H: tl.constexpr, HKV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    TILE_NUMBERS: tl.constexpr,
+    TILE_NUMBERS: tl.constexpr, HAS_SCALES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(tiles + TILE_NUMBERS * tile)
@@ -71,16 +71,27 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - Triton 
         start = tl.where(is_anchor, first + block * BLOCK_K, ring_start + (block - num_anchor_blocks) * BLOCK_K)
         index = start + tl.arange(0, BLOCK_K)
         is_there = index < tl.where(is_anchor, anchor_end, last)
-        place = tl.load(slots + index, mask=is_there, other=0).to(tl.int64)[:, None] * slot_stride + d[None, :]
+        slot = tl.load(slots + index, mask=is_there, other=0).to(tl.int64)
+        place = slot[:, None] * slot_stride + d[None, :]
         k = tl.load(keys + place, mask=is_there[:, None] & is_d, other=0.0)
         q = tl.where(is_anchor, through_anchor, through_ring)
+        if HAS_SCALES:
+            k = k.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_SCALES:
+            scale_place = (slot // BLOCK_SIZE * HKV + head) * BLOCK_SIZE + slot % BLOCK_SIZE
+            scores *= tl.load(key_scales + scale_place, mask=is_there, other=0.0)[None, :]
         scores = tl.where(is_there[None, :] & (index[None, :] <= position[:, None]), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         shrink = tl.exp2(top - new_top)
         weights = tl.exp2(scores - new_top[:, None])
         v = tl.load(values + place, mask=is_there[:, None] & is_d, other=0.0)
-        result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        if HAS_SCALES:
+            v = v.to(q.dtype)
+            scaled = weights * tl.load(value_scales + scale_place, mask=is_there, other=0.0)[None, :]
+        else:
+            scaled = weights
+        result = result * shrink[:, None] + tl.dot(scaled.to(v.dtype), v, input_precision=PRECISION)
         total = total * shrink + tl.sum(weights, 1)
         top = new_top
     if SPLITS == 1:
@@ -120,15 +131,13 @@ def _add_up(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
     tl.store(out + at, result.to(out.dtype.element_ty), mask=d < D)
 
 
-def paged_attention(
-    q_anchor: Tensor, q_ring: Tensor, keys: Tensor, values: Tensor, step: StepLayout, scale: float
-) -> Tensor:
+def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: StepLayout, scale: float) -> Tensor:
     """Tensors as in `op.py`."""
     out = torch.empty_like(q_anchor)
     for tiles in step.tiles:
         if tiles.places.shape[0]:
-            launch = _Launch.of(q_anchor, keys, step, tiles)
-            _attend_tiles(launch, (q_anchor, q_ring), (keys, values), step, scale, out)
+            launch = _Launch.of(q_anchor, cache.keys, step, tiles)
+            _attend_tiles(launch, (q_anchor, q_ring), cache, step, scale, out)
     return out
 
 
@@ -161,26 +170,28 @@ class _Launch:
 def _attend_tiles(
     launch: _Launch,
     queries: tuple[Tensor, Tensor],
-    cache: tuple[Tensor, Tensor],
+    cache: LayerCache,
     step: StepLayout,
     scale: float,
     out: Tensor,
 ) -> None:
-    """queries: for anchor and for ring keys. cache: keys, values. Writes the tokens of the tiles into out."""
+    """queries: for anchor and for ring keys. Writes the tokens of the tiles into out."""
     _, H, D = out.shape
-    HKV, places, splits = cache[0].shape[2], launch.tiles.places, launch.splits
+    HKV, places, splits = cache.keys.shape[2], launch.tiles.places, launch.splits
     num_tiles, group = places.shape[0], triton.next_power_of_2(H // HKV)
     sums = tops = out
     if splits > 1:
         parts = num_tiles * HKV * splits * launch.block_m
         sums = torch.empty((parts, D), dtype=torch.float32, device=out.device)
         tops = torch.empty((parts, 2), dtype=torch.float32, device=out.device)
+    scales = (out, out) if cache.scales is None else (cache.scales.keys, cache.scales.values)
     _attend[(num_tiles, HKV, splits)](
-        *queries, *cache, step.key_slots, places, out, sums, tops,
+        *queries, cache.keys, cache.values, *scales, step.key_slots, places, out, sums, tops,
         step.max_keys, HKV * D, D, scale * _LOG2_E,
         H=H, HKV=HKV, GROUP=group, D=D, SPLITS=splits,
         BLOCK_M=launch.block_m, BLOCK_K=launch.block_k, BLOCK_D=launch.block_d, PRECISION=launch.precision,
-        TILE_NUMBERS=TILE_NUMBERS, num_warps=launch.num_warps, num_stages=2,
+        TILE_NUMBERS=TILE_NUMBERS, HAS_SCALES=cache.scales is not None, BLOCK_SIZE=cache.keys.shape[1],
+        num_warps=launch.num_warps, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _add_up[(num_tiles, HKV, launch.block_m // group * (H // HKV))](

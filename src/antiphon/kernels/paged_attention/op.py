@@ -11,8 +11,12 @@ query rotated to p and to p + shift. Scores depend on differences of angles only
 |--------------|--------------------------------------------|----------|-----------------------------------------|
 | q_anchor     | [N, H, D]                                  | floating | contiguous                              |
 | q_ring       | [N, H, D]                                  | as above | may be q_anchor itself                  |
-| keys, values | [num_blocks, block_size, Hkv, D]           | as above | one layer; the step's own tokens are in |
+| cache        | [num_blocks, block_size, Hkv, D]           | as above | one layer; the step's own tokens are in |
+| cache.scales | [num_blocks, Hkv, block_size]              | float32  | contiguous; cache is float8_e4m3fn then |
 | out          | [N, H, D]                                  | as above | new                                     |
+
+With scales, stored numbers are taken as they are, in the dtype of the queries, which has all of them; a score is
+multiplied by its key's scale, a weight by its value's after all weights are summed up.
 
 Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax and sums are float32. What comes out for padding
 is anything. Dispatch: `kernel.py` on CUDA, the reference elsewhere. Grid of the kernel: a tile of a row's tokens, a key
@@ -24,27 +28,30 @@ from __future__ import annotations
 from torch import Tensor
 
 from antiphon.errors import ShapeError
-from antiphon.kernels.kv_cache import StepLayout
+from antiphon.kernels.kv_cache import LayerCache, StepLayout
 from antiphon.kernels.paged_attention import reference
 
 
-def paged_attention(
-    q_anchor: Tensor, q_ring: Tensor, keys: Tensor, values: Tensor, step: StepLayout, scale: float
-) -> Tensor:
+def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: StepLayout, scale: float) -> Tensor:
     """Attend; tensors and errors in the module's docstring. step: rows and positions of the N tokens."""
     if q_anchor.shape != q_ring.shape or q_anchor.shape[0] != step.positions.shape[0]:
         raise ShapeError(
             f"paged attention wants q_anchor and q_ring [N, H, D] for N = {step.positions.shape[0]} tokens; "
             f"got {tuple(q_anchor.shape)}, {tuple(q_ring.shape)}"
         )
+    keys, values = cache.keys, cache.values
     if keys.shape != values.shape or keys.shape[1] != step.block_size or q_anchor.shape[1] % keys.shape[2]:
         raise ShapeError(
             f"paged attention wants keys and values [num_blocks, {step.block_size}, Hkv, D] with Hkv dividing "
             f"{q_anchor.shape[1]} heads; got {tuple(keys.shape)}, {tuple(values.shape)}"
         )
+    if not cache.has_its_scales:
+        raise ShapeError(
+            f"paged attention wants scales with float8_e4m3fn and only there; got {keys.dtype}, {cache.scales}"
+        )
     if q_anchor.is_cuda:
         # Where there is no GPU, there may be no Triton.
         from antiphon.kernels.paged_attention import kernel
 
-        return kernel.paged_attention(q_anchor, q_ring, keys, values, step, scale)
-    return reference.paged_attention(q_anchor, q_ring, keys, values, step, scale)
+        return kernel.paged_attention(q_anchor, q_ring, cache, step, scale)
+    return reference.paged_attention(q_anchor, q_ring, cache, step, scale)

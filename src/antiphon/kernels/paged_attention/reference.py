@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from antiphon.kernels.kv_cache import StepLayout
+from antiphon.kernels.kv_cache import LayerCache, StepLayout
 
 
-def paged_attention(
-    q_anchor: Tensor, q_ring: Tensor, keys: Tensor, values: Tensor, step: StepLayout, scale: float
-) -> Tensor:
+def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: StepLayout, scale: float) -> Tensor:
     """Shapes and meaning as in `op.paged_attention`."""
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-    num_kv_heads = keys.shape[1]
+    block_size, num_kv_heads, _ = cache.keys.shape[1:]
+    keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
     out = torch.empty_like(q_anchor)
     for index, row in enumerate(step.rows):
         tokens, num_anchor = slice(row.token_start, row.token_end), row.num_anchor_keys
@@ -22,10 +20,16 @@ def paged_attention(
         v = values[slots].transpose(0, 1).float()
         qa, qr = (_grouped(q[tokens], num_kv_heads) for q in (q_anchor, q_ring))
         scores = torch.cat([qa @ k[:, :num_anchor].mT, qr @ k[:, num_anchor:].mT], dim=-1) * scale
+        if cache.scales is not None:
+            at = slots // block_size, slice(None), slots % block_size
+            k_scale, v_scale = (scales[at].mT[:, None] for scales in (cache.scales.keys, cache.scales.values))
+            scores = scores * k_scale  # [Hkv, G·Q, T]
         # Keys lie in order of position, so a key's index is its position.
         is_later = torch.arange(slots.shape[0], device=slots.device) > step.positions[tokens, None]
         group_size = q_anchor.shape[1] // num_kv_heads
         weights = scores.masked_fill(is_later.repeat(group_size, 1), -torch.inf).softmax(dim=-1)
+        if cache.scales is not None:
+            weights = weights * v_scale
         out[tokens] = _ungrouped(weights @ v, group_size).to(out.dtype)
     return out
 

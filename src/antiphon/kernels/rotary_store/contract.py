@@ -8,6 +8,11 @@ from torch import Tensor
 
 from antiphon.kernels.rotation import Rotation
 
+LARGEST = 448.0
+"""Of float8_e4m3fn."""
+SMALLEST_SCALE = 2.0**-126
+"""So that a head of zeros has one to be divided by: the smallest number of float32 with all its bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
+from antiphon.kernels.kv_cache import LayerCache
+from antiphon.kernels.rotary_store.contract import LARGEST, SMALLEST_SCALE, HeadNorm, StepRotations
 
 _PAIRS = 256
 """Of a program, which is one warp: 8 pairs a thread, 16 bytes of each half in bfloat16. A token of the thinker is 12
@@ -38,15 +39,44 @@ def _turned(first, second, cos, sin, token, i, is_i, HALF: tl.constexpr):  # typ
     return first * c - second * s, second * c + first * s
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _in_eighths(x):  # type: ignore[no-untyped-def]
+    """The nearest number that float8e4nv has, in float32: eighths of a power of two, of 2^-6 where it is below.
+
+    Triton's interpreter does not round such a cast as the GPU does; of a number that is there it has nothing to round.
+    """
+    power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    # What is added has eighths for its last place.
+    large = tl.maximum(power, 0.015625) * 1572864.0
+    return (x + large) - large
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_scaled(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+    numbers, scales, first, second, slot, head, i, is_there,
+    HKV: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
+    """Halves of heads [BH, D / 2] float32 of a slot, and their scales; zeros where nothing is."""
+    most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+    scale = tl.maximum(most * (1.0 / LARGEST), SMALLEST)
+    out = (slot * HKV + head)[:, None] * D + i[None, :]
+    dtype = numbers.dtype.element_ty
+    tl.store(numbers + out, _in_eighths(first / scale[:, None]).to(dtype), mask=is_there)
+    tl.store(numbers + out + D // 2, _in_eighths(second / scale[:, None]).to(dtype), mask=is_there)
+    at = (slot // BLOCK_SIZE * HKV + head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    tl.store(scales + at, scale, mask=head < HKV)
+
+
 # The slots of a step are a row of one uploaded tensor: their alignment changes with the number of tokens, and must not
 # compile anew.
 @triton.jit(do_not_specialize_on_alignment=["slots"])  # type: ignore[untyped-decorator]
 def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     q, k, v, q_weight, k_weight, anchor_cos, anchor_sin, ring_cos, ring_sin, key_cos, key_sin, slots,
-    keys, values, q_anchor, q_ring,
+    keys, values, key_scales, value_scales, q_anchor, q_ring,
     q_token, q_head, k_token, k_head, v_token, v_head, eps,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    HAS_SCALES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     NUM_Q: tl.constexpr = (H + BLOCK_HEADS - 1) // BLOCK_HEADS
@@ -86,22 +116,33 @@ def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above
                 else:
                     first, second = first.to(tl.float32), second.to(tl.float32)
                 first, second = _turned(first, second, key_cos, key_sin, token, i, is_i, HALF)
-                out = (slot * HKV + head)[:, None] * D + i[None, :]
-                tl.store(keys + out, first.to(keys.dtype.element_ty), mask=is_there)
-                tl.store(keys + out + HALF, second.to(keys.dtype.element_ty), mask=is_there)
+                if HAS_SCALES:
+                    _store_scaled(
+                        keys, key_scales, first, second, slot, head, i, is_there, HKV, D, BLOCK_SIZE, LARGEST, SMALLEST
+                    )
+                else:
+                    out = (slot * HKV + head)[:, None] * D + i[None, :]
+                    tl.store(keys + out, first.to(keys.dtype.element_ty), mask=is_there)
+                    tl.store(keys + out + HALF, second.to(keys.dtype.element_ty), mask=is_there)
             else:
                 head = (part - NUM_Q - NUM_KV) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
                 is_there = (head < HKV)[:, None] & is_i[None, :]
                 place = v + token * v_token + (head * v_head)[:, None] + i[None, :]
                 low = tl.load(place, mask=is_there, other=0.0)
                 high = tl.load(place + HALF, mask=is_there, other=0.0)
-                out = (slot * HKV + head)[:, None] * D + i[None, :]
-                tl.store(values + out, low, mask=is_there)
-                tl.store(values + out + HALF, high, mask=is_there)
+                if HAS_SCALES:
+                    low, high = low.to(tl.float32), high.to(tl.float32)
+                    _store_scaled(
+                        values, value_scales, low, high, slot, head, i, is_there, HKV, D, BLOCK_SIZE, LARGEST, SMALLEST
+                    )
+                else:
+                    out = (slot * HKV + head)[:, None] * D + i[None, :]
+                    tl.store(values + out, low, mask=is_there)
+                    tl.store(values + out + HALF, high, mask=is_there)
 
 
 def rotary_store(
-    q: Tensor, k: Tensor, v: Tensor, norm: HeadNorm | None, rotations: StepRotations, cache: tuple[Tensor, Tensor]
+    q: Tensor, k: Tensor, v: Tensor, norm: HeadNorm | None, rotations: StepRotations, cache: LayerCache
 ) -> tuple[Tensor, Tensor]:
     """Tensors as in `op.py`."""
     num_tokens, H, D = q.shape
@@ -111,12 +152,16 @@ def rotary_store(
         return q_anchor, q_ring
     block_half = triton.next_power_of_2(D // 2)
     block_heads = max(1, _PAIRS // block_half)
+    scales = (q, q) if cache.scales is None else (cache.scales.keys, cache.scales.values)
     anchor, ring, key = rotations.anchor, rotations.ring, rotations.key
     _store[(num_tokens, triton.cdiv(H, block_heads) + 2 * triton.cdiv(HKV, block_heads))](
         q, k, v, norm.q_weight if norm else q, norm.k_weight if norm else q,
-        anchor.cos, anchor.sin, ring.cos, ring.sin, key.cos, key.sin, rotations.slots, *cache, q_anchor, q_ring,
+        anchor.cos, anchor.sin, ring.cos, ring.sin, key.cos, key.sin, rotations.slots, cache.keys, cache.values, *scales,
+        q_anchor, q_ring,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), norm.eps if norm else 0.0,
         H=H, HKV=HKV, D=D, HAS_NORM=norm is not None,
-        BLOCK_HEADS=block_heads, BLOCK_HALF=block_half, num_warps=1,
+        BLOCK_HEADS=block_heads, BLOCK_HALF=block_half,
+        HAS_SCALES=cache.scales is not None, BLOCK_SIZE=cache.keys.shape[1], LARGEST=LARGEST, SMALLEST=SMALLEST_SCALE,
+        num_warps=1,
     )  # fmt: skip
     return q_anchor, q_ring

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.kernels.few_rows.op import linear_add, norm_gated, norm_linear, pays_for
-from antiphon.kernels.kv_cache import KVCache, StepLayout
+from antiphon.kernels.kv_cache import KVCache, LayerCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
 from antiphon.kernels.rms_norm.op import add_rms_norm, rms_norm
 from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
@@ -63,13 +63,11 @@ class Attention(nn.Module):
         q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         return q, k, v
 
-    def forward(
-        self, projected: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def forward(self, projected: Tensor, step: StepLayout, rotations: StepRotations, cache: LayerCache) -> Tensor:
         """What stands between the projections.
 
         projected: [N, (H + 2 Hkv) D], what `qkv_proj` gives.
-        cache: (keys, values) of this layer, written.
+        cache: of this layer, written.
         Returns [N, H D], what `o_proj` takes.
         """
         q, k, v = self.heads(projected)
@@ -77,7 +75,7 @@ class Attention(nn.Module):
         if self._config.has_qk_norm:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self._config.rms_norm_eps)
         q_anchor, q_ring = rotary_store(q, k, v, norm, rotations, cache)
-        attended = paged_attention(q_anchor, q_ring, *cache, step, self._config.head_dim**-0.5)
+        attended = paged_attention(q_anchor, q_ring, cache, step, self._config.head_dim**-0.5)
         return attended.flatten(1, 2)
 
 
@@ -117,12 +115,12 @@ class Layer(nn.Module):
         normed: Tensor,
         step: StepLayout,
         rotations: StepRotations,
-        cache: tuple[Tensor, Tensor],
+        cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:
         """What comes out is not added yet, so that the norm behind this layer can do it in the same launch.
 
         x, normed: [N, hidden], the layer's input and its input norm.
-        cache: (keys, values) of this layer, written.
+        cache: of this layer, written.
         Returns x with the attention, and what the feed-forward adds to it, both [N, hidden].
         """
         attention = self.self_attn
@@ -130,7 +128,7 @@ class Layer(nn.Module):
         x, normed = self.post_attention_layernorm.after_adding(x, attention.o_proj(attended))
         return x, self.mlp(normed)
 
-    def run_few(self, x: Tensor, step: StepLayout, rotations: StepRotations, cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run_few(self, x: Tensor, step: StepLayout, rotations: StepRotations, cache: LayerCache) -> Tensor:
         """The same for few tokens, where a launch and a trip through memory cost more than to norm a row often.
 
         x: [N, hidden], the layer's input, N at most `MAX_ROWS`. Returns its output, [N, hidden].
@@ -175,15 +173,15 @@ class Decoder(nn.Module):
         layers = self._layers()
         norms = [*(layer.input_layernorm for layer in layers), self.norm]
         x, normed = embeds, norms[0](embeds)
-        for layer, norm, keys, values in zip(layers, norms[1:], cache.keys, cache.values, strict=True):
-            x, added = layer(x, normed, step, rotations, (keys, values))
+        for layer, norm, own in zip(layers, norms[1:], cache.layers(), strict=True):
+            x, added = layer(x, normed, step, rotations, own)
             x, normed = norm.after_adding(x, added)
         return normed
 
     def _run_few(self, embeds: Tensor, step: StepLayout, rotations: StepRotations, cache: KVCache) -> Tensor:
         x = embeds.contiguous()
-        for layer, keys, values in zip(self._layers(), cache.keys, cache.values, strict=True):
-            x = layer.run_few(x, step, rotations, (keys, values))
+        for layer, own in zip(self._layers(), cache.layers(), strict=True):
+            x = layer.run_few(x, step, rotations, own)
         return self.norm(x)
 
     def _layers(self) -> list[Layer]:
