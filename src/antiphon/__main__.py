@@ -20,6 +20,7 @@ from antiphon import config
 from antiphon.bench.commands import with_bench
 from antiphon.config import Code2WavConfig, Dtype, EngineConfig, SessionConfig, WindowLimits, WindowMode, everywhere
 from antiphon.console import EXIT_BAD_INPUT, console, errors_in_one_line
+from antiphon.core.cache_dtype import CacheDtype, check_slide
 from antiphon.core.events import Event, SessionEnded, UnitDecided
 from antiphon.core.sampling import Draws
 from antiphon.core.window import SlideMode, WindowPolicy
@@ -112,12 +113,14 @@ def run(  # noqa: PLR0913 - one parameter per flag
     events: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write every event with its times.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[Dtype | None, typer.Option(help="[default: float32 on cpu, bfloat16 on cuda]")] = None,
+    kv_dtype: Annotated[CacheDtype, typer.Option(help="Of the thinker's keys and values.")] = CacheDtype.MODEL,
 ) -> None:
     """Play a recording to the model as a live call and write what it says, aligned to the recording's clock."""
     with errors_in_one_line():
         # What can be wrong without a checkpoint is found before one is loaded.
         flags = WindowFlags(window, high, low, max_units, previous_tokens, max_tokens)
         flags.check()
+        check_slide(slide, kv_dtype)
         heard, camera = Recording(recording), NoCamera() if video is None else PictureFolder(video)
         code2wav = _code2wav(voice)
         torch_device = resolve_device(device)
@@ -134,7 +137,9 @@ def run(  # noqa: PLR0913 - one parameter per flag
                 max_pictures=0 if video is None else 1,
                 max_text_tokens=0,
             )
-            engine_config = EngineConfig(everywhere(device), _dtype(dtype, torch_device), code2wav=code2wav)
+            engine_config = EngineConfig(
+                everywhere(device), _dtype(dtype, torch_device), code2wav=code2wav, kv_dtype=kv_dtype
+            )
             _announce(checkpoint, session, device, engine_config)
             with Engine.load(checkpoint, engine_config, session) as engine:
                 call = _open_call(engine, checkpoint, session, voice)
@@ -239,8 +244,9 @@ def _event_file(path: Path | None) -> Iterator[TextIO | None]:
 
 
 def _announce(checkpoint: Checkpoint, session: SessionConfig, device: str, engine: EngineConfig) -> None:
-    dtype = engine.dtype.value
-    console.print(f"antiphon: {checkpoint.folder.name} on {device}, {dtype}", highlight=False, soft_wrap=True)
+    dtype, kv_dtype = engine.dtype.value, engine.kv_dtype.value
+    line = f"antiphon: {checkpoint.folder.name} on {device}, {dtype}, keys and values {kv_dtype}"
+    console.print(line, highlight=False, soft_wrap=True)
     console.print(f"window {session.window}, slide {session.slide.value}", highlight=False, soft_wrap=True)
     if checkpoint.is_tiny:
         console.print("THE TINY CHECKPOINT HAS RANDOM WEIGHTS: WHAT IT SAYS IS NOISE", style="bold red")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from queue import SimpleQueue
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from antiphon.config import ChatConfig, EngineConfig, Placement, SessionConfig, StageConfig, check_window
+from antiphon.core.cache_dtype import check_slide
 from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.core.messages import CodecChunk, GoOn, Handoff, HeardUnit, Retain, Spoken
 from antiphon.core.sampling import Draws
@@ -86,7 +87,8 @@ class ThinkerBuilder:
         return resolve_device(self.config.stages.thinker.device)
 
     def build(self) -> ThinkerLoop:
-        """Raises: CheckpointError, ConfigError if the session's window does not fit the model."""
+        """Raises: CheckpointError, ConfigError if the session's window does not fit the model, or slides the cache."""
+        check_slide(self.session.slide, self.config.kv_dtype)
         config, session, tokenizer = self.config, self.session, self.source.tokenizer()
         model = _load(self.source, Section.THINKER, self.device, config)
         senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision)
@@ -94,7 +96,8 @@ class ThinkerBuilder:
         max_unit_tokens = num_input_tokens + session.duplex.max_output_tokens
         check_window(session.window, max_unit_tokens, model.config.thinker.max_position_tokens)
         window_tokens = session.window.peak_tokens(config.max_prompt_tokens, max_unit_tokens)
-        cache = _times(config.max_calls, CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS))
+        one = replace(CacheConfig.for_tokens(window_tokens, NUM_SEGMENTS), dtype=config.kv_dtype)
+        cache = _times(config.max_calls, one)
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
         decider = Decider(model.thinker, tokenizer, cache)
         recorders = _recorders(self.device)
@@ -340,7 +343,7 @@ def _finish(name: str, captures: Iterator[int]) -> None:
 
 
 def _times(number: int, one: CacheConfig) -> CacheConfig:
-    return CacheConfig(number * one.num_blocks, one.block_size)
+    return replace(one, num_blocks=number * one.num_blocks)
 
 
 class _Stream(Enum):

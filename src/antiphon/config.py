@@ -12,6 +12,7 @@ from enum import Enum
 from typing import assert_never
 
 from antiphon.core.batch_grid import BatchGrid, LengthGrid
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.chat import AnswerConfig
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.sampling import CHAT_CODEC, CHAT_TEXT, CodecSampling, Draws, TextSampling
@@ -107,6 +108,7 @@ class EngineConfig:
     max_prompt_tokens: prompts above it are refused.
     shares_prompts: calls with equal prompts use one copy; up to max_stored_prompt_bytes stay when their last user goes.
     max_stored_voice_bytes: of conditioned voices; beyond them, those without a user go.
+    kv_dtype: of the thinker's keys and values; the talker keeps its own in `dtype`.
     """
 
     stages: StagesConfig
@@ -119,6 +121,7 @@ class EngineConfig:
     max_stored_voice_bytes: int = 2**30
     code2wav: Code2WavConfig = field(default_factory=Code2WavConfig)
     max_speaking_chats: int = 1
+    kv_dtype: CacheDtype = CacheDtype.MODEL
 
     def __post_init__(self) -> None:
         if not 0 < self.speaking_share <= 1:

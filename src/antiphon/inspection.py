@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from antiphon.config import DEFAULT_HIGH_TOKENS, Dtype, EngineConfig, SessionConfig, everywhere
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.models.minicpmo.checkpoint import Checkpoint, Fit, Part, fit, shortened
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
@@ -116,8 +117,11 @@ def needs_of_sessions(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNee
     context = CacheConfig.for_tokens(peak_tokens, NUM_SEGMENTS)
     turn = turn_cache(config.talker.max_position_tokens)
     inputs_bytes = config.thinker.decoder.hidden_size * dtype.itemsize
+    scaled = CacheDtype.FLOAT8_E4M3
+    scaled_bytes = _cache_bytes(config.thinker.decoder, replace(context, dtype=scaled), dtype)
     needs = [
         CacheNeed("thinker KV", "session", _cache_bytes(config.thinker.decoder, context, dtype)),
+        CacheNeed(f"thinker KV, {scaled.value}", "session", scaled_bytes),
         CacheNeed("kept inputs", "session that may change", peak_tokens * inputs_bytes),
         CacheNeed("audio encoder KV", "session", _audio_bytes(config, dtype)),
         CacheNeed("flow", "listening session", 0),
@@ -157,7 +161,7 @@ def needs_of_engine(config: ModelConfig, engine: EngineConfig, session: SessionC
     )
     inputs_bytes = window_tokens * config.thinker.decoder.hidden_size * dtype.itemsize
     calls, speaking = f"{engine.max_calls} calls", f"{engine.max_speaking} speaking sessions"
-    thinker_bytes = _cache_bytes(config.thinker.decoder, context, dtype)
+    thinker_bytes = _cache_bytes(config.thinker.decoder, replace(context, dtype=engine.kv_dtype), dtype)
     talker_bytes = _cache_bytes(config.talker.decoder, turn, dtype)
     return (
         CacheNeed("weights", "engine", weights),
@@ -255,11 +259,11 @@ def _unit_tokens(config: ModelConfig, session: SessionConfig) -> int:
 
 
 def _kv_bytes(decoder: DecoderConfig, num_tokens: int, dtype: torch.dtype) -> int:
-    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * num_tokens * dtype.itemsize
+    return _cache_bytes(decoder, CacheConfig(num_tokens, block_size=1), dtype)
 
 
 def _cache_bytes(decoder: DecoderConfig, cache: CacheConfig, dtype: torch.dtype) -> int:
-    return _kv_bytes(decoder, cache.num_blocks * cache.block_size, dtype)
+    return cache.make(decoder, dtype, torch.device("meta")).num_bytes
 
 
 def _audio_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

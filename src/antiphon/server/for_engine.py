@@ -28,6 +28,7 @@ def engine_config(settings: ServerSettings) -> EngineConfig:
             chunk_tokens=settings.code2wav_chunk_tokens,
         ),
         max_speaking_chats=settings.max_speaking_chats,
+        kv_dtype=settings.kv_dtype,
     )
 
 

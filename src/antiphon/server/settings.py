@@ -31,6 +31,7 @@ from antiphon.config import (
     WindowMode,
 )
 from antiphon.core.batch_grid import BatchGrid, LengthGrid
+from antiphon.core.cache_dtype import CacheDtype, check_slide
 from antiphon.core.window import SlideMode
 from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.flow_compute import Compute
@@ -112,6 +113,10 @@ class ServerSettings(BaseModel):
     dtype: Dtype = Field(
         default_factory=_dtype_of,
         description="Of thinker and talker. Default: float32 if `thinker_device` is the CPU, else bfloat16.",
+    )
+    kv_dtype: CacheDtype = Field(
+        CacheDtype.MODEL,
+        description="Of the thinker's keys and values: as it computes them, or a byte each: docs/kv_cache.md.",
     )
     max_calls: Count = Field(1, description="Calls whose caches fit at once.")
     speaking_share: Annotated[float, Gt(0), Le(1)] = Field(
@@ -208,6 +213,10 @@ class ServerSettings(BaseModel):
             raise _conflict("must be in this order, the first one lower", "window_low_tokens", "window_high_tokens")
         if self.max_calls_per_key > self.max_calls:
             raise _conflict("must be in this order, the first one not higher", "max_calls_per_key", "max_calls")
+        try:
+            check_slide(self.slide, self.kv_dtype)
+        except ConfigError as error:
+            raise _conflict(f"do not go together: {error}", "kv_dtype", "slide") from error
         return self
 
 

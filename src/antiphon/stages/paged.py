@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from antiphon.core.blocks import BlockPool
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.context import Placement
 from antiphon.kernels.kv_cache import KVCache
 from antiphon.kernels.rotate_keys.op import rotate_keys
@@ -24,21 +26,33 @@ from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """num_blocks: KV blocks for all sessions. block_size: slots in a block."""
+    """num_blocks: KV blocks for all sessions. block_size: slots in a block. dtype: of what is in them."""
 
     num_blocks: int
     block_size: int = 16
+    dtype: CacheDtype = CacheDtype.MODEL
 
     @staticmethod
     def for_tokens(num_tokens: int, num_segments: int, block_size: int = 16) -> CacheConfig:
         """Room for one context of `num_tokens`: each segment, and the ring's first block, may be partly empty."""
         return CacheConfig(-(-num_tokens // block_size) + num_segments + 1, block_size)
 
+    def make(self, decoder: DecoderConfig, dtype: torch.dtype, device: torch.device) -> KVCache:
+        """The tensors of such a decoder. dtype: of the model."""
+        shape = (decoder.num_layers, self.num_blocks, self.block_size, decoder.num_kv_heads, decoder.head_dim)
+        match self.dtype:
+            case CacheDtype.MODEL:
+                return KVCache.empty(shape, dtype, device)
+            case CacheDtype.FLOAT8_E4M3:
+                return KVCache.empty(shape, torch.float8_e4m3fn, device)
+            case never:
+                assert_never(never)
+
 
 class PagedDecoder:
     """Owns the cache of one network and its blocks; the only one who writes either.
 
-    forward: the network, (embeds [N, hidden], step, cache) → states [N, hidden].
+    forward: the network, (embeds [N, hidden], step, cache) → states [N, hidden]. dtype: of the network.
     """
 
     def __init__(
@@ -54,15 +68,13 @@ class PagedDecoder:
         self.num_runs = NumRuns()
         self.rope_theta = decoder.rope_theta
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
-        shape = (decoder.num_layers, cache.num_blocks, cache.block_size, decoder.num_kv_heads, decoder.head_dim)
-        self.cache = KVCache(
-            torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
-        )
-        self._graphs = StepGraphs(forward, self.cache, decoder.hidden_size)
+        self.kept_in = cache.dtype
+        self.cache = cache.make(decoder, dtype, device)
+        self._graphs = StepGraphs(forward, self.cache, decoder.hidden_size, dtype)
 
     @property
     def block_bytes(self) -> int:
-        """Memory of one block, keys and values of all layers."""
+        """Memory of one block, keys and values of all layers, with their scales."""
         return self.cache.num_bytes // self.pool.num_blocks
 
     def capture(self, max_rows: int, max_tokens: int, recorder: Recorder) -> Iterator[int]:
@@ -93,6 +105,7 @@ class PagedDecoder:
         return self._forward(embeds, step, self.cache)
 
     def rotate(self, placement: Placement, by_positions: int) -> None:
-        """Rotate stored keys in place, all layers."""
+        """Rotate stored keys in place, all layers; only where they are as the model computes them."""
+        assert self.kept_in is CacheDtype.MODEL, f"keys in {self.kept_in} are rotated again; `check_slide` refuses it"
         slots = upload(torch.tensor(placement.slots, dtype=torch.int64), self.cache.keys.device)
         rotate_keys(self.cache.keys, slots, by_positions, self.rope_theta)

@@ -53,14 +53,13 @@ def step_shapes(max_rows: int, max_keys: int, block_size: int, group_size: int) 
 class _Captured:
     """One shape's graph with its buffers. Not reentrant: a replay overwrites what the one before it gave."""
 
-    def __init__(
-        self, forward: Forward, cache: KVCache, shape: StepShape, hidden_size: int, recorder: Recorder
-    ) -> None:
+    def __init__(self, forward: Forward, cache: KVCache, shape: StepShape, embeds: Tensor, recorder: Recorder) -> None:
+        """embeds: [shape.num_tokens, hidden], zeros; inputs will be copied there."""
         device = cache.keys.device
         self.shape = shape
         self._staging = cycle([_Staged(shape) for _ in range(NUM_STAGING)])
         self._buffer = torch.empty(shape.num_bytes, dtype=torch.uint8, device=device)
-        self._embeds = torch.zeros((shape.num_tokens, hidden_size), dtype=cache.keys.dtype, device=device)
+        self._embeds = embeds
         # Nothing but padding: the launches are the same, and nothing is written.
         self._upload(PackedRows.of((), group_size=1))
         self._replay = recorder.record(
@@ -90,10 +89,12 @@ class _Staged:
 class StepGraphs:
     """Owns the graphs of one decoder, none at first. Who replays them is the only one who runs the forward function."""
 
-    def __init__(self, forward: Forward, cache: KVCache, hidden_size: int) -> None:
+    def __init__(self, forward: Forward, cache: KVCache, hidden_size: int, dtype: torch.dtype) -> None:
+        """hidden_size, dtype: of the inputs."""
         self._forward = forward
         self._cache = cache
         self._hidden_size = hidden_size
+        self._dtype = dtype
         self._captured: list[_Captured] = []
 
     def capture(self, shapes: Iterable[StepShape], recorder: Recorder) -> Iterator[int]:
@@ -101,7 +102,9 @@ class StepGraphs:
         # The largest first: what it needs is then room for the others.
         largest_first = sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
         for num_done, shape in enumerate(largest_first, start=1):
-            captured = _Captured(self._forward, self._cache, shape, self._hidden_size, recorder)
+            device = self._cache.keys.device
+            embeds = torch.zeros((shape.num_tokens, self._hidden_size), dtype=self._dtype, device=device)
+            captured = _Captured(self._forward, self._cache, shape, embeds, recorder)
             self._captured.insert(0, captured)
             yield len(largest_first) - num_done
 

@@ -52,19 +52,21 @@ def _in_eighths(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store_scaled(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+def _write(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
     numbers, scales, first, second, slot, head, i, is_there,
-    HKV: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    HKV: tl.constexpr, D: tl.constexpr,
+    HAS_SCALES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Halves of heads [BH, D / 2] float32 of a slot, and their scales; zeros where nothing is."""
-    most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
-    scale = tl.maximum(most * (1.0 / LARGEST), SMALLEST)
+    """Halves of heads [BH, D / 2] into a slot; they are zeros where nothing is."""
+    if HAS_SCALES:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        scale = tl.maximum(most * (1.0 / LARGEST), SMALLEST)
+        tl.store(scales + (slot // BLOCK_SIZE * HKV + head) * BLOCK_SIZE + slot % BLOCK_SIZE, scale, mask=head < HKV)
+        first, second = _in_eighths(first / scale[:, None]), _in_eighths(second / scale[:, None])
     out = (slot * HKV + head)[:, None] * D + i[None, :]
-    dtype = numbers.dtype.element_ty
-    tl.store(numbers + out, _in_eighths(first / scale[:, None]).to(dtype), mask=is_there)
-    tl.store(numbers + out + D // 2, _in_eighths(second / scale[:, None]).to(dtype), mask=is_there)
-    at = (slot // BLOCK_SIZE * HKV + head) * BLOCK_SIZE + slot % BLOCK_SIZE
-    tl.store(scales + at, scale, mask=head < HKV)
+    tl.store(numbers + out, first.to(numbers.dtype.element_ty), mask=is_there)
+    tl.store(numbers + out + D // 2, second.to(numbers.dtype.element_ty), mask=is_there)
 
 
 # The slots of a step are a row of one uploaded tensor: their alignment changes with the number of tokens, and must not
@@ -116,29 +118,20 @@ def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above
                 else:
                     first, second = first.to(tl.float32), second.to(tl.float32)
                 first, second = _turned(first, second, key_cos, key_sin, token, i, is_i, HALF)
-                if HAS_SCALES:
-                    _store_scaled(
-                        keys, key_scales, first, second, slot, head, i, is_there, HKV, D, BLOCK_SIZE, LARGEST, SMALLEST
-                    )
-                else:
-                    out = (slot * HKV + head)[:, None] * D + i[None, :]
-                    tl.store(keys + out, first.to(keys.dtype.element_ty), mask=is_there)
-                    tl.store(keys + out + HALF, second.to(keys.dtype.element_ty), mask=is_there)
+                _write(
+                    keys, key_scales, first, second, slot, head, i, is_there, HKV, D,
+                    HAS_SCALES, BLOCK_SIZE, LARGEST, SMALLEST,
+                )  # fmt: skip
             else:
                 head = (part - NUM_Q - NUM_KV) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
                 is_there = (head < HKV)[:, None] & is_i[None, :]
                 place = v + token * v_token + (head * v_head)[:, None] + i[None, :]
                 low = tl.load(place, mask=is_there, other=0.0)
                 high = tl.load(place + HALF, mask=is_there, other=0.0)
-                if HAS_SCALES:
-                    low, high = low.to(tl.float32), high.to(tl.float32)
-                    _store_scaled(
-                        values, value_scales, low, high, slot, head, i, is_there, HKV, D, BLOCK_SIZE, LARGEST, SMALLEST
-                    )
-                else:
-                    out = (slot * HKV + head)[:, None] * D + i[None, :]
-                    tl.store(values + out, low, mask=is_there)
-                    tl.store(values + out + HALF, high, mask=is_there)
+                _write(
+                    values, value_scales, low, high, slot, head, i, is_there, HKV, D,
+                    HAS_SCALES, BLOCK_SIZE, LARGEST, SMALLEST,
+                )  # fmt: skip
 
 
 def rotary_store(
@@ -156,8 +149,8 @@ def rotary_store(
     anchor, ring, key = rotations.anchor, rotations.ring, rotations.key
     _store[(num_tokens, triton.cdiv(H, block_heads) + 2 * triton.cdiv(HKV, block_heads))](
         q, k, v, norm.q_weight if norm else q, norm.k_weight if norm else q,
-        anchor.cos, anchor.sin, ring.cos, ring.sin, key.cos, key.sin, rotations.slots, cache.keys, cache.values, *scales,
-        q_anchor, q_ring,
+        anchor.cos, anchor.sin, ring.cos, ring.sin, key.cos, key.sin, rotations.slots,
+        cache.keys, cache.values, *scales, q_anchor, q_ring,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), norm.eps if norm else 0.0,
         H=H, HKV=HKV, D=D, HAS_NORM=norm is not None,
         BLOCK_HEADS=block_heads, BLOCK_HALF=block_half,

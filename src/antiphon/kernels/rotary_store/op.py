@@ -46,7 +46,9 @@ def rotary_store(
     if not keys.is_contiguous() or not values.is_contiguous():
         raise ShapeError(f"rotary_store wants a contiguous cache; got strides {keys.stride()}, {values.stride()}")
     if not cache.has_its_scales:
-        raise ShapeError(f"rotary_store wants scales with float8_e4m3fn and only there; got {keys.dtype}, {cache.scales}")
+        raise ShapeError(
+            f"rotary_store wants scales with float8_e4m3fn and only there; got {keys.dtype}, {cache.scales}"
+        )
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         raise ShapeError(f"rotary_store wants heads that lie in one piece; got strides {q.stride()}, {k.stride()}")
     if q.is_cuda:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core.admission import Admission
+from antiphon.core.cache_dtype import check_slide
 from antiphon.core.duplex import Wish
 from antiphon.core.messages import GoOn, HeardUnit, Retain
 from antiphon.core.prompts import PromptStore
@@ -124,10 +125,12 @@ class ThinkerStage:
         """Start a session, or go on with one that another stage retained, where it stopped.
 
         Its prompt is computed in the next steps unless an equal one is there or on its way.
-        Raises: PromptTooLong if the prompt leaves no room for a unit, ContextLengthExceeded if what was retained leaves
-        none, AudioError for its reference, ResourceExhausted if the cache may run out of blocks; nothing is held then.
+        Raises: ConfigError if the cache cannot slide so, PromptTooLong if the prompt leaves no room for a unit,
+        ContextLengthExceeded if what was retained leaves none, AudioError for its reference, ResourceExhausted if the
+        cache may run out of blocks; nothing is held then.
         """
         session = settings.session if isinstance(settings, Retained) else settings
+        check_slide(session.slide, self._decider.decoder.kept_in)
         prompt = self._read_prompt(session)
         source, num_shared_tokens, embeds = PromptSource.OWN, 0, self._embed(())
         stored = None
