@@ -13,6 +13,7 @@ from antiphon.bench.kernels import KernelPlan, run_kernels
 from antiphon.bench.results import Quantity
 from antiphon.bench.target import RANDOM, target
 from antiphon.config import Dtype
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.models.minicpmo.source import ModelSize
 from build import CPU
 
@@ -41,7 +42,7 @@ def test_a_case_runs_on_operands_of_its_own(case: KernelCase) -> None:
 
 
 def test_a_context_in_the_cache_is_as_long_as_was_asked_and_its_newest_tokens_are_the_step() -> None:
-    step, cache = layout(TINY.source.config().thinker.decoder, 3, 70, 5, CPU, torch.float32)
+    step, cache = layout(TINY.source.config().thinker.decoder, 3, 70, 5, CPU, torch.float32, CacheDtype.MODEL)
     assert cache.keys.shape[0] == 1
     assert [row.num_keys for row in step.rows] == [70, 70, 70]
     assert [(row.token_start, row.token_end) for row in step.rows] == [(0, 5), (5, 10), (10, 15)]

@@ -15,6 +15,7 @@ from antiphon.bench.slide import SlidePlans, run_slide
 from antiphon.bench.step import StepPlan, run_step
 from antiphon.bench.target import RANDOM, Target, target
 from antiphon.config import Code2WavConfig, Dtype
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.models.minicpmo.source import ModelSize
 from bench.test_duplex import FLAGS, PLAN, counts, said
 
@@ -39,7 +40,7 @@ def test_a_slide_that_moves_nothing_takes_the_host_only(tiny: Target) -> None:
 
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_steps_have_times_on_host_and_device(tiny: Target, *, has_graphs: bool) -> None:
-    plan = StepPlan((1, 3), (2,), (1, 2), 90, 40, (48,), 1.0, 3, 2, has_graphs, Code2WavConfig())
+    plan = StepPlan((1, 3), (2,), (1, 2), 90, 40, (48,), 1.0, 3, 2, has_graphs, Code2WavConfig(), CacheDtype.MODEL)
     by_quantity = {figure.quantity: figure.summary.p50 for figure in run_step(tiny, plan).figures}
     assert set(by_quantity) == {Quantity.STEP_DEVICE_TIME, Quantity.STEP_HOST_TIME, Quantity.STEP_TIME}
 

@@ -8,6 +8,7 @@ from antiphon.bench.step import MIXED_ROW_TOKENS, StepPlan, run_step
 from antiphon.bench.target import RANDOM, target
 from antiphon.config import Code2WavConfig, Dtype
 from antiphon.core.blocks import BlockPool
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.models.minicpmo.source import ModelSize
 
 
@@ -25,6 +26,7 @@ def test_every_stage_is_timed_by_its_number_of_sessions_device_and_host_apart() 
         num_repetitions=2,
         has_graphs=True,
         code2wav=Code2WavConfig(),
+        kv_dtype=CacheDtype.MODEL,
     )
     result = run_step(on, plan)
     parts = (Quantity.STEP_DEVICE_TIME, Quantity.STEP_HOST_TIME, Quantity.STEP_TIME)

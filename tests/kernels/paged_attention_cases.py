@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from antiphon.core.context import Segment
-from antiphon.kernels.kv_cache import RowSpan, StepLayout
+from antiphon.kernels.kv_cache import LayerCache, RowSpan, Scales, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
 from antiphon.kernels.paged_attention.tiles import TILE_NUMBERS, TileKind, Tiles, tokens_per_tile
+from antiphon.kernels.rotary_store.contract import LARGEST
+from antiphon.kernels.rotary_store.reference import quantised
 from antiphon.kernels.rotation import rotate, rotation
 from kernels.formulas import EPS, turned
 
@@ -58,15 +60,14 @@ class Case:
 
     q_anchor: Tensor
     q_ring: Tensor
-    keys: Tensor
-    values: Tensor
+    cache: LayerCache
     step: StepLayout
     scale: float
     want: Tensor
     tolerance: float
 
     def run(self) -> Tensor:
-        return paged_attention(self.q_anchor, self.q_ring, self.keys, self.values, self.step, self.scale)
+        return paged_attention(self.q_anchor, self.q_ring, self.cache, self.step, self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,7 @@ def build(rows: tuple[Row, ...], heads: Heads, block_size: int, *, seed: int = 0
     return Case(
         q_anchor=torch.cat([no_query, *(part.q_anchor for part in parts)]),
         q_ring=torch.cat([no_query, *(part.q_ring for part in parts)]),
-        keys=keys,
-        values=values,
+        cache=LayerCache(keys, values),
         step=layout(rows, parts, at, written, block_size, heads.num_heads // heads.num_kv_heads),
         scale=scale,
         want=torch.cat([no_query.double(), *(part.want for part in parts)]),
@@ -216,7 +216,7 @@ LONG = (
 )
 """More keys than one program reads, and more queries than a tile holds."""
 
-CASES = {
+PLAIN = {
     "mixed, blocks of 4": build((*MIXED, REFORWARD, PIECE), Heads(), 4),
     "mixed, blocks of 16": build((*MIXED, REFORWARD, PIECE), Heads(8, 2, 64), 16),
     "heads of an odd size": build(MIXED, Heads(3, 3, 6), 4),
@@ -226,8 +226,63 @@ CASES = {
 }
 
 
-def run_kernel(name: str, device: str) -> np.ndarray:
-    """On the CPU to be called where TRITON_INTERPRET was set before anything imported Triton."""
+def scaled(case: Case) -> Case:
+    """The same cache in float8, and what attention to its numbers is."""
+    stored = [quantised(tensor.flatten(0, 1)) for tensor in (case.cache.keys, case.cache.values)]
+    block_size, num_kv_heads, head_dim = case.cache.keys.shape[1:]
+    keys, values = (numbers.view(-1, block_size, num_kv_heads, head_dim) for numbers, _ in stored)
+    scales = Scales(*(scale.view(-1, block_size, num_kv_heads).mT.contiguous() for _, scale in stored))
+    wide_keys, wide_values = (numbers.double() * scale.double()[..., None] for numbers, scale in stored)
+    return replace(
+        case, cache=LayerCache(keys, values, scales), want=attended(case, LayerCache(wide_keys, wide_values))
+    )
+
+
+def attended(case: Case, cache: LayerCache) -> Tensor:
+    """Attention in float64 to what is stored. cache: keys and values [slots, Hkv, D] float64."""
+    out = torch.empty(case.q_anchor.shape, dtype=torch.float64)
+    group = case.q_anchor.shape[1] // cache.keys.shape[1]
+    for row, slots in zip(case.step.rows, case.step.key_slots, strict=True):
+        k, v = (tensor[slots[: row.num_keys]] for tensor in (cache.keys, cache.values))
+        index = torch.arange(row.num_keys)
+        for token in range(row.token_start, row.token_end):
+            for head in range(case.q_anchor.shape[1]):
+                through_anchor, through_ring = (
+                    k[:, head // group] @ q[token, head].double() for q in (case.q_anchor, case.q_ring)
+                )
+                scores = torch.where(index < row.num_anchor_keys, through_anchor, through_ring) * case.scale
+                scores = scores.masked_fill(index > case.step.positions[token], -torch.inf)
+                out[token, head] = scores.softmax(0) @ v[:, head // group]
+    return out
+
+
+CASES = PLAIN | {f"{name}, float8": scaled(case) for name, case in PLAIN.items()}
+
+
+def in_half(case: Case, dtype: torch.dtype) -> Case:
+    """With queries of a half type, and a tolerance for it.
+
+    Weights, with their values' scales, and the result are each rounded once more; and of float16, a weight with its
+    scale may be smaller than its smallest number, 2^-24.
+    """
+    narrow = replace(case, q_anchor=case.q_anchor.to(dtype), q_ring=case.q_ring.to(dtype))
+    assert case.cache.scales is not None
+    scales = case.cache.scales
+    wide = LayerCache(
+        case.cache.keys.flatten(0, 1).double() * scales.keys.mT.flatten(0, 1).double()[..., None],
+        case.cache.values.flatten(0, 1).double() * scales.values.mT.flatten(0, 1).double()[..., None],
+    )
+    most = wide.values.nan_to_num().abs().max().item()
+    lost = 2.0**-25 * LARGEST * case.step.max_keys if dtype is torch.float16 else 0.0
+    tolerance = case.tolerance + torch.finfo(dtype).eps * most + lost
+    return replace(narrow, want=attended(narrow, wide), tolerance=tolerance)
+
+
+def run_kernel(name: str, device: str, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """dtype: of the queries. On the CPU to be called where TRITON_INTERPRET was set before anything imported Triton.
+
+    Returns float32.
+    """
     from antiphon.kernels.key_slots import kernel as slots_kernel
     from antiphon.kernels.paged_attention import kernel
 
@@ -236,9 +291,15 @@ def run_kernel(name: str, device: str) -> np.ndarray:
     listed = slots_kernel.key_slots(step.blocks, step.segments, step.spans, step.block_size, step.max_keys)
     for row, mine, kernels in zip(step.rows, case.step.key_slots, listed.cpu(), strict=True):
         assert torch.equal(mine[: row.num_keys], kernels[: row.num_keys])
-    q_anchor, q_ring, keys, values = (x.to(device) for x in (case.q_anchor, case.q_ring, case.keys, case.values))
-    result: np.ndarray = kernel.paged_attention(q_anchor, q_ring, keys, values, step, case.scale).cpu().numpy()
+    q_anchor, q_ring = case.q_anchor.to(device, dtype), case.q_ring.to(device, dtype)
+    out = kernel.paged_attention(q_anchor, q_ring, cache_on_device(case.cache, device), step, case.scale)
+    result: np.ndarray = out.float().cpu().numpy()
     return result
+
+
+def cache_on_device(cache: LayerCache, device: str) -> LayerCache:
+    scales = cache.scales and Scales(cache.scales.keys.to(device), cache.scales.values.to(device))
+    return LayerCache(cache.keys.to(device), cache.values.to(device), scales)
 
 
 def on_device(step: StepLayout, device: str) -> StepLayout:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from antiphon.errors import ShapeError
+from antiphon.kernels.kv_cache import LayerCache, Scales
 from antiphon.kernels.rotary_store import reference
-from antiphon.kernels.rotary_store.contract import HeadNorm, StepRotations
+from antiphon.kernels.rotary_store.contract import LARGEST, SMALLEST_SCALE, HeadNorm, StepRotations
 from antiphon.kernels.rotary_store.op import rotary_store
 from antiphon.kernels.rotation import rotation
 from kernels.formulas import EPS, normed, turned
@@ -66,18 +67,41 @@ def case(
     return Case(q, k, v, anchor, ring, key, to, HeadNorm(q_weight, k_weight, eps=1e-6) if has_norm else None)
 
 
-def empty_cache(like: Case) -> tuple[Tensor, Tensor]:
+def empty_cache(like: Case) -> LayerCache:
+    """Full of NaN."""
     shape = (BLOCKS, BLOCK_SIZE, *like.k.shape[1:])
     keys, values = (torch.full(shape, torch.nan, dtype=like.k.dtype, device=like.k.device) for _ in range(2))
-    return keys, values
+    return LayerCache(keys, values)
 
 
-def run(place: Place, x: Case, cache: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def scaled_cache(like: Case) -> LayerCache:
+    """The same in float8."""
+    empty = empty_cache(like)
+    shape = (BLOCKS, like.k.shape[1], BLOCK_SIZE)
+    scales = Scales(*(torch.full(shape, torch.nan, device=like.k.device) for _ in range(2)))
+    return LayerCache(empty.keys.to(torch.float8_e4m3fn), empty.values.to(torch.float8_e4m3fn), scales)
+
+
+def stored_in(cache: LayerCache) -> tuple[Tensor, ...]:
+    """All that it holds, as numbers of float32 or wider, on the CPU."""
+    scales = () if cache.scales is None else (cache.scales.keys, cache.scales.values)
+    return tuple(tensor.float().cpu() for tensor in (cache.keys, cache.values, *scales))
+
+
+def by_slot(scales: Tensor) -> Tensor:
+    """[BLOCKS, Hkv, BLOCK_SIZE] → [slots, Hkv]."""
+    return scales.mT.flatten(0, 1)
+
+
+def run(place: Place, x: Case, cache: LayerCache) -> tuple[Tensor, Tensor]:
     if place is Place.INTERPRETED:
         from antiphon.kernels.rotary_store import kernel
 
         return kernel.rotary_store(x.q, x.k, x.v, x.norm, x.rotations(), cache)
     return rotary_store(x.q, x.k, x.v, x.norm, x.rotations(), cache)
+
+
+CACHES = {"empty_cache": empty_cache, "scaled_cache": scaled_cache}
 
 
 def close(got: Tensor, want: Tensor) -> None:
@@ -89,8 +113,8 @@ def close(got: Tensor, want: Tensor) -> None:
 
 def check_formula(place: Place, num_tokens: int, heads: tuple[int, int, int], has_norm: bool) -> None:  # noqa: FBT001
     x = case(num_tokens, heads, has_norm=has_norm, device=place.device)
-    keys, values = empty_cache(x)
-    q_anchor, q_ring = run(place, x, (keys, values))
+    cache = empty_cache(x)
+    q_anchor, q_ring = run(place, x, cache)
     q, k, slots = x.q.cpu(), x.k.cpu(), x.slots.cpu()
     wanted_q = normed(q, x.norm.q_weight.cpu(), x.norm.eps) if x.norm else q
     wanted_k = normed(k, x.norm.k_weight.cpu(), x.norm.eps) if x.norm else k
@@ -98,7 +122,7 @@ def check_formula(place: Place, num_tokens: int, heads: tuple[int, int, int], ha
     close(q_ring, turned(wanted_q, x.ring.cpu(), THETA))
     assert q_anchor.is_contiguous()
     assert q_ring.is_contiguous()
-    keys, values = keys.flatten(0, 1).cpu(), values.flatten(0, 1).cpu()
+    keys, values = (tensor.flatten(0, 1) for tensor in stored_in(cache))
     close(keys[slots], turned(wanted_k, x.key.cpu(), THETA))
     assert torch.equal(values[slots], x.v.cpu())
     is_untouched = torch.ones(len(keys), dtype=torch.bool).index_fill(0, slots, value=False)
@@ -123,12 +147,77 @@ def test_heads_of_the_released_sizes_are_stored_too(at: Run, heads: tuple[int, i
     at(check_formula, 3, heads, True)
 
 
+def check_scaled(place: Place, num_tokens: int, heads: tuple[int, int, int], has_norm: bool) -> None:  # noqa: FBT001
+    """Rounding costs a sixteenth of a number, or half of the smallest step.
+
+    A number of e4m3 has 3 bits behind its first one; below 2^-6 there are steps of 2^-9, which the scale multiplies.
+    """
+    x = case(num_tokens, heads, has_norm=has_norm, device=place.device)
+    cache = scaled_cache(x)
+    got = run(place, x, cache)
+    want = run(place, x, empty_cache(x))
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True)), "queries are as ever"
+    k, v, slots = x.k.cpu(), x.v.cpu(), x.slots.cpu()
+    wanted_k = normed(k, x.norm.k_weight.cpu(), x.norm.eps) if x.norm else k
+    keys, values, key_scales, value_scales = stored_in(cache)
+    for stored, scales, wanted in (
+        (keys, key_scales, turned(wanted_k, x.key.cpu(), THETA)),
+        (values, value_scales, v.double()),
+    ):
+        numbers, scales = stored.flatten(0, 1), by_slot(scales)
+        torch.testing.assert_close(
+            scales[slots].double(), wanted.abs().amax(-1) / LARGEST, rtol=(wanted.shape[-1] + 8) * EPS, atol=0
+        )
+        assert (numbers[slots].abs().amax(-1) == LARGEST).all()
+        error = (numbers[slots].double() * scales[slots, :, None].double() - wanted).abs()
+        bound = torch.maximum(wanted.abs() / 16, scales[slots, :, None] * 2.0**-10)
+        largest = wanted.abs().max().item() if wanted.numel() else 0.0
+        assert (error <= bound + (wanted.shape[-1] + 8) * EPS * max(1.0, 2 * largest)).all()
+        is_untouched = torch.ones(len(numbers), dtype=torch.bool).index_fill(0, slots, value=False)
+        assert numbers[is_untouched].isnan().all()
+        assert scales[is_untouched].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 40])
+@pytest.mark.parametrize("heads", [(4, 4, 8), (4, 1, 2), (6, 3, 12), (32, 8, 128)])
+@pytest.mark.parametrize("has_norm", [True, False], ids=["norm", "no norm"])
+def test_in_float8_keys_and_values_lie_in_their_slots_within_its_steps(
+    at: Run,
+    num_tokens: int,
+    heads: tuple[int, int, int],
+    has_norm: bool,  # noqa: FBT001
+) -> None:
+    at(check_scaled, num_tokens, heads, has_norm)
+
+
+def check_same_float8(place: Place) -> None:
+    """Of values, which are neither normed nor rotated: of every size, also beneath the smallest step, and of ties."""
+    x = case(40, (2, 2, 128), device=place.device)
+    x.v.mul_(10 ** (-6 * torch.rand(x.v.shape, generator=RNG).to(x.v.device)))
+    x.v[3] = 0
+    x.v[4] = LARGEST * torch.arange(-64, 64, device=x.v.device) / 64
+    x.v[5] = (torch.arange(128, device=x.v.device) - 64) * 2.0**-10
+    x.v[5, :, 0] = -LARGEST
+    cache = scaled_cache(x)
+    run(place, x, cache)
+    want, scales = reference.quantised(x.v)
+    _, values, _, value_scales = stored_in(cache)
+    assert torch.equal(values.flatten(0, 1)[x.slots.cpu()], want.float().cpu())
+    assert torch.equal(by_slot(value_scales)[x.slots.cpu()], scales.cpu())
+    assert (by_slot(value_scales)[x.slots.cpu()][3] == SMALLEST_SCALE).all()
+
+
+def test_in_float8_what_is_stored_is_what_the_reference_stores(at: Run) -> None:
+    at(check_same_float8)
+
+
 def compare_rounding(place: Place, dtype: torch.dtype) -> None:
     """Where it rounds is what the reference does; how it sums may move a number across a rounding's edge."""
     x = case(7, (6, 3, 64), has_norm=True, dtype=dtype, device=place.device)
     caches = empty_cache(x), empty_cache(x)
-    got = (*run(place, x, caches[0]), *caches[0])
-    want = (*reference.rotary_store(x.q, x.k, x.v, x.norm, x.rotations(), caches[1]), *caches[1])
+    got = (*run(place, x, caches[0]), caches[0].keys, caches[0].values)
+    results = reference.rotary_store(x.q, x.k, x.v, x.norm, x.rotations(), caches[1])
+    want = (*results, caches[1].keys, caches[1].values)
     for one, other in zip(got, want, strict=True):
         one, other = one.nan_to_num(), other.nan_to_num()
         assert (one == other).double().mean() > 0.99
@@ -144,10 +233,10 @@ def test_it_rounds_where_the_reference_rounds(at: Run) -> None:
     at(check_rounding)
 
 
-def check_padding(place: Place) -> None:
+def check_padding(place: Place, make: str) -> None:
     x = case(6, has_norm=True, device=place.device)
     x.slots[torch.tensor([0, 3])] = -1
-    whole, cache = empty_cache(x), empty_cache(x)
+    whole, cache = (CACHES[make](x) for _ in range(2))
     results = run(place, x, cache)
     assert all(result.isfinite().all() for result in results)
     written = [1, 2, 4, 5]
@@ -155,11 +244,13 @@ def check_padding(place: Place) -> None:
     few = Case(q, k, v, anchor, ring, key, slots, x.norm)
     wanted = run(place, few, whole)
     assert all(torch.equal(one[written], other) for one, other in zip(results, wanted, strict=True))
-    assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(cache, whole, strict=True))
+    for one, other in zip(stored_in(cache), stored_in(whole), strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def test_of_a_padding_token_nothing_is_written(at: Run) -> None:
-    at(check_padding)
+@pytest.mark.parametrize("make", ["empty_cache", "scaled_cache"])
+def test_of_a_padding_token_nothing_is_written(at: Run, make: str) -> None:
+    at(check_padding, make)
 
 
 def check_strides(place: Place) -> None:
@@ -169,7 +260,8 @@ def check_strides(place: Place) -> None:
     caches = empty_cache(x), empty_cache(x)
     got, want = run(place, x, caches[0]), run(place, copied, caches[1])
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*caches, strict=True))
+    for one, other in zip(*map(stored_in, caches), strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def test_views_of_a_projection_give_what_their_copies_give(at: Run) -> None:
@@ -183,21 +275,24 @@ def test_a_slot_beyond_two_to_the_31st_element_is_written_where_it_is() -> None:
     keys, values = (torch.zeros(1025, block_size, 1, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     assert keys.numel() > 2**31
     x.slots.copy_(torch.tensor([1025 * block_size - 1, 5]))
-    rotary_store(x.q, x.k, x.v, None, x.rotations(), (keys, values))
+    rotary_store(x.q, x.k, x.v, None, x.rotations(), LayerCache(keys, values))
     assert torch.equal(values.flatten(0, 1)[x.slots], x.v)
     assert values.count_nonzero() <= x.v.numel()
 
 
 def test_keys_that_the_cache_cannot_hold_are_refused() -> None:
     x = case(3)
-    keys, values = empty_cache(case(3, (4, 1, 8)))
     with pytest.raises(ShapeError, match=r"k and v \[N, 1, 8\]"):
-        rotary_store(x.q, x.k, x.v, None, x.rotations(), (keys, values))
-    keys, values = empty_cache(x)
+        rotary_store(x.q, x.k, x.v, None, x.rotations(), empty_cache(case(3, (4, 1, 8))))
+    cache, scaled = empty_cache(x), scaled_cache(x)
     with pytest.raises(ShapeError, match="like its cache"):
-        rotary_store(x.q, x.k, x.v[:2], None, x.rotations(), (keys, values))
+        rotary_store(x.q, x.k, x.v[:2], None, x.rotations(), cache)
     with pytest.raises(ShapeError, match="in one piece"):
-        rotary_store(x.q.mT.contiguous().mT, x.k, x.v, None, x.rotations(), (keys, values))
+        rotary_store(x.q.mT.contiguous().mT, x.k, x.v, None, x.rotations(), cache)
     with pytest.raises(ShapeError, match="contiguous cache"):
-        rotary_store(x.q, x.k, x.v, None, x.rotations(), (keys.mT.contiguous().mT, values))
-    assert keys.isnan().all()
+        rotary_store(x.q, x.k, x.v, None, x.rotations(), replace(cache, keys=cache.keys.mT.contiguous().mT))
+    for unlike in (replace(scaled, scales=None), replace(cache, scales=scaled.scales)):
+        with pytest.raises(ShapeError, match="scales with float8_e4m3fn and only there"):
+            rotary_store(x.q, x.k, x.v, None, x.rotations(), unlike)
+    assert cache.keys.isnan().all()
+    assert scaled.keys.isnan().all()

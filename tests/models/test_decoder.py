@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
 from antiphon.core.window import SlideMode
+from antiphon.kernels.kv_cache import LayerCache
 from antiphon.kernels.rotary_store.contract import StepRotations
 from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.models.minicpmo.checkpoint import Part, WeightFile
@@ -67,8 +68,8 @@ def test_a_layer_for_few_tokens_comes_to_what_any_layer_comes_to() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, CONFIG.hidden_size, generator=generator)
     keys, values = torch.randn(2, 8, 4, CONFIG.num_kv_heads, CONFIG.head_dim, generator=generator)
-    few = layer.run_few(x, step, rotations, (keys.clone(), values.clone()))
-    attended, added = layer(x, layer.input_layernorm(x), step, rotations, (keys, values))
+    few = layer.run_few(x, step, rotations, LayerCache(keys.clone(), values.clone()))
+    attended, added = layer(x, layer.input_layernorm(x), step, rotations, LayerCache(keys, values))
     assert torch.equal(few, attended + added)
 
 

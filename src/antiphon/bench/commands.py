@@ -126,9 +126,10 @@ def step(
 ) -> None:
     """Time a step of each stage, for one session and for many, with full contexts. An empty list leaves a part out.
 
-    Of a profile it takes what code2wav computes and remembers with.
+    Of a profile it takes what code2wav computes and remembers with, and how the thinker keeps keys and values.
     """
     with errors_in_one_line():
+        served = engine_config(resolve({} if profile is None else from_file(profile)).settings)
         plan = StepPlan(
             thinker_sessions=_numbers(sessions),
             talker_sessions=_numbers(talkers),
@@ -140,7 +141,8 @@ def step(
             num_steps=steps,
             num_repetitions=repetitions,
             has_graphs=graphs,
-            code2wav=engine_config(resolve({} if profile is None else from_file(profile)).settings).code2wav,
+            code2wav=served.code2wav,
+            kv_dtype=served.kv_dtype,
         )
         _write(out, run_step(_target(weights, size, device, dtype), plan))
 

@@ -5,9 +5,12 @@ For measurements of what a full context costs, which does not depend on what is 
 
 from __future__ import annotations
 
+import torch
+
 from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
 from antiphon.core.window import SlideMode
+from antiphon.kernels.kv_cache import KVCache
 
 PROMPT_TOKENS = 150
 """About what instructions with a short voice take."""
@@ -33,3 +36,11 @@ def filled_context(pool: BlockPool, num_tokens: int, max_tokens: int) -> Context
     context = Context(pool, SlideMode.ROTATE_QUERY, max_tokens)
     fill(context, num_tokens)
     return context
+
+
+def fill_randomly(cache: KVCache) -> None:
+    """Normal numbers into all slots, also of blocks that nobody holds; scales stay 1."""
+    for layer in cache.layers():
+        for stored in (layer.keys, layer.values):
+            # Not all numbers can be drawn in float8.
+            stored.copy_(torch.randn(stored.shape, device=stored.device, dtype=torch.bfloat16))

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.bench.contexts import filled_context
+from antiphon.bench.contexts import fill_randomly, filled_context
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.kernels.attention.op import attention
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.entry_store.op import norm_and_store
@@ -134,36 +136,48 @@ class _Maker:
     def paged_attention(self) -> Iterator[KernelCase]:
         heads, kv_heads, head_dim = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_dim
         keys = self.sizes.context_tokens
-        for num in self.sizes.num_sessions:
+        query_bytes = 3 * heads * head_dim * self.dtype.itemsize
+        for num, kept_in in product(self.sizes.num_sessions, CacheDtype):
+            rival = Rival("torch SDPA, contiguous", partial(self._dense, num))
             yield KernelCase(
                 "paged_attention",
-                f"decode, {keys} keys each",
+                f"decode, {keys} keys each{_named(kept_in)}",
                 "sessions",
                 num,
-                num * (2 * keys * kv_heads + 3 * heads) * head_dim * self.dtype.itemsize,
+                num * (2 * keys * kv_heads * self._head_bytes(kept_in) + query_bytes),
                 4 * num * keys * heads * head_dim,
-                partial(self._attend, num, 1),
-                (Rival("torch SDPA, contiguous", partial(self._dense, num)),),
+                partial(self._attend, num, 1, kept_in),
+                (rival,) if kept_in is CacheDtype.MODEL else (),
             )
         num_tokens = min(self.sizes.step_tokens, keys)
-        yield KernelCase(
-            "paged_attention",
-            f"prefill at the end of {keys} keys",
-            "tokens",
-            num_tokens,
-            (2 * keys * kv_heads + 3 * num_tokens * heads) * head_dim * self.dtype.itemsize,
-            4 * num_tokens * (keys - num_tokens // 2) * heads * head_dim,
-            partial(self._attend, 1, num_tokens),
-        )
+        for kept_in in CacheDtype:
+            yield KernelCase(
+                "paged_attention",
+                f"prefill at the end of {keys} keys{_named(kept_in)}",
+                "tokens",
+                num_tokens,
+                2 * keys * kv_heads * self._head_bytes(kept_in) + num_tokens * query_bytes,
+                4 * num_tokens * (keys - num_tokens // 2) * heads * head_dim,
+                partial(self._attend, 1, num_tokens, kept_in),
+            )
 
-    def _attend(self, num_sessions: int, num_tokens: int) -> Launch:
+    def _head_bytes(self, kept_in: CacheDtype) -> int:
+        """Of a key or a value of a head."""
+        one = CacheConfig(num_blocks=1, block_size=1, dtype=kept_in)
+        layer = replace(self.decoder, num_layers=1, num_kv_heads=1)
+        return one.make(layer, self.dtype, torch.device("meta")).num_bytes // 2
+
+    def _attend(self, num_sessions: int, num_tokens: int, kept_in: CacheDtype) -> Launch:
         """num_tokens: new ones of each session, at the end of its context."""
-        step, cache = layout(self.decoder, num_sessions, self.sizes.context_tokens, num_tokens, self.device, self.dtype)
+        step, cache = layout(
+            self.decoder, num_sessions, self.sizes.context_tokens, num_tokens, self.device, self.dtype, kept_in
+        )
+        (layer,) = cache.layers()
         q_anchor, q_ring = (
             self.normal(num_sessions * num_tokens, self.decoder.num_heads, self.decoder.head_dim) for _ in range(2)
         )
         scale = self.decoder.head_dim**-0.5
-        return lambda: paged_attention(q_anchor, q_ring, cache.keys[0], cache.values[0], step, scale)
+        return lambda: paged_attention(q_anchor, q_ring, layer, step, scale)
 
     def _dense(self, num_sessions: int) -> Launch:
         """The same keys without blocks, and with one rotation."""
@@ -222,7 +236,9 @@ class _Maker:
             yield KernelCase("key_slots", f"{keys} keys each", "sessions", num, num_bytes, 0, make)
 
     def _slots(self, num_sessions: int) -> Launch:
-        step, _ = layout(self.decoder, num_sessions, self.sizes.context_tokens, 1, self.device, self.dtype)
+        step, _ = layout(
+            self.decoder, num_sessions, self.sizes.context_tokens, 1, self.device, self.dtype, CacheDtype.MODEL
+        )
         return lambda: key_slots(step.blocks, step.segments, step.spans, step.block_size, step.max_keys)
 
     def step_rotations(self) -> Iterator[KernelCase]:
@@ -238,20 +254,20 @@ class _Maker:
 
     def rotary_store(self) -> Iterator[KernelCase]:
         heads, kv_heads, head_dim = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_dim
-        for num in self.rows:
-            num_bytes = num * (3 * heads + 4 * kv_heads) * head_dim * self.dtype.itemsize
+        for num, kept_in in product(self.rows, CacheDtype):
+            read_bytes = (3 * heads + 2 * kv_heads) * head_dim * self.dtype.itemsize
             yield KernelCase(
                 "rotary_store",
-                "one layer",
+                f"one layer{_named(kept_in)}",
                 "tokens",
                 num,
-                num_bytes,
+                num * (read_bytes + 2 * kv_heads * self._head_bytes(kept_in)),
                 0,
-                partial(self._store, num),
+                partial(self._store, num, kept_in),
             )
 
-    def _store(self, num_tokens: int) -> Launch:
-        decoder, size = self.decoder, 16
+    def _store(self, num_tokens: int, kept_in: CacheDtype) -> Launch:
+        decoder = replace(self.decoder, num_layers=1)
         num_heads = [decoder.num_heads, decoder.num_kv_heads, decoder.num_kv_heads]
         projected = self.normal(num_tokens, sum(num_heads), decoder.head_dim)
         q, k, v = torch.split(projected, num_heads, dim=1)
@@ -259,11 +275,10 @@ class _Maker:
         positions = torch.arange(num_tokens, device=self.device)
         by = rotation(positions, decoder.head_dim, decoder.rope_theta)
         rotations = StepRotations(by, by, by, positions)
-        keys, values = (
-            self.normal(-(-num_tokens // size), size, decoder.num_kv_heads, decoder.head_dim) for _ in range(2)
-        )
+        blocks = replace(CacheConfig.for_tokens(num_tokens, num_segments=1), dtype=kept_in)
+        (layer,) = blocks.make(decoder, self.dtype, self.device).layers()
         norm = HeadNorm(weight, weight, decoder.rms_norm_eps)
-        return lambda: rotary_store(q, k, v, norm, rotations, (keys, values))
+        return lambda: rotary_store(q, k, v, norm, rotations, layer)
 
     def rms_norm(self) -> Iterator[KernelCase]:
         width = self.decoder.hidden_size
@@ -524,6 +539,10 @@ class _Maker:
         return lambda: snake(x, alpha, eps=1e-9)
 
 
+def _named(kept_in: CacheDtype) -> str:
+    return "" if kept_in is CacheDtype.MODEL else f", {kept_in.value}"
+
+
 def layout(
     decoder: DecoderConfig,
     num_sessions: int,
@@ -531,6 +550,7 @@ def layout(
     new_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
+    kept_in: CacheDtype,
 ) -> tuple[StepLayout, KVCache]:
     """A step of sessions with random caches of one layer, laid out as a stage does it.
 
@@ -543,10 +563,9 @@ def layout(
         return embeds
 
     one = CacheConfig.for_tokens(context_tokens, num_segments=2)
-    cache_config = CacheConfig(num_sessions * one.num_blocks, one.block_size)
+    cache_config = CacheConfig(num_sessions * one.num_blocks, one.block_size, kept_in)
     paged = PagedDecoder(forward, replace(decoder, num_layers=1), cache_config, device, dtype)
-    paged.cache.keys.normal_()
-    paged.cache.values.normal_()
+    fill_randomly(paged.cache)
     rows = []
     for _ in range(num_sessions):
         context = filled_context(paged.pool, context_tokens - new_tokens, context_tokens)

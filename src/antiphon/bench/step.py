@@ -14,12 +14,13 @@ from typing import TypeVar
 
 import torch
 
-from antiphon.bench.contexts import fill, grow
+from antiphon.bench.contexts import fill, fill_randomly, grow
 from antiphon.bench.results import BenchResult, Figure, Quantity, Unit
 from antiphon.bench.target import Target, random_voice
 from antiphon.bench.timing import StepTime, timed
 from antiphon.config import Code2WavConfig, SessionConfig
 from antiphon.core.batch_grid import BatchGrid
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.context import Context
 from antiphon.core.messages import CodecChunk
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
@@ -60,6 +61,7 @@ class StepPlan:
 
     mixed_tokens: of steps that take units in. voice_s: of the vocoder's voices; it remembers as much speech and 2 s.
     has_graphs: steps are recorded where there is a GPU. code2wav: as in an engine, but for voices and grid.
+    kv_dtype: of the thinker's keys and values.
     """
 
     thinker_sessions: tuple[int, ...]
@@ -73,6 +75,7 @@ class StepPlan:
     num_repetitions: int
     has_graphs: bool
     code2wav: Code2WavConfig
+    kv_dtype: CacheDtype
 
 
 def run_step(target: Target, plan: StepPlan) -> BenchResult:
@@ -125,8 +128,7 @@ def _prepare(
         recorder = GraphRecorder.on(decoder.cache.keys.device)
         _finish(decoder.capture(max_rows, max_tokens, recorder))
         _finish(chooser.capture(max_rows, recorder))
-    for part in (decoder.cache.keys, decoder.cache.values):
-        part.normal_()
+    fill_randomly(decoder.cache)
 
 
 def _finish(captures: Iterator[int]) -> None:
@@ -142,7 +144,8 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     network = target.source.load(Section.THINKER, target.device, target.torch_dtype).thinker
     max_tokens = plan.context_tokens + MIXED_ROW_TOKENS
     one = CacheConfig.for_tokens(max_tokens, num_segments=2)
-    decider = Decider(network, target.source.tokenizer(), CacheConfig(num_most * one.num_blocks, one.block_size))
+    blocks = CacheConfig(num_most * one.num_blocks, one.block_size, plan.kv_dtype)
+    decider = Decider(network, target.source.tokenizer(), blocks)
     _prepare(plan, decider.decoder, decider.chooser, num_most, network.config.max_position_tokens)
     states = [decider.open(_session(f"session {number}"), max_tokens) for number in range(num_most)]
     for state in states:
@@ -157,7 +160,8 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
             decider.loop.cancel(state.session.session_id)
         return times
 
-    each = f"{plan.context_tokens} tokens each"
+    kept_in = "" if plan.kv_dtype is CacheDtype.MODEL else f", {plan.kv_dtype.value}"
+    each = f"{plan.context_tokens} tokens each{kept_in}"
     for num in plan.thinker_sessions:
         times = repeated([(state, _decoding(state)) for state in states[:num]])
         yield from _figures(f"thinker, decode, {each}", ("sessions", num), times)

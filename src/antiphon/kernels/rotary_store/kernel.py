@@ -40,7 +40,7 @@ def _turned(first, second, cos, sin, token, i, is_i, HALF: tl.constexpr):  # typ
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _in_eighths(x):  # type: ignore[no-untyped-def]
+def _in_eighths(x):
     """The nearest number that float8e4nv has, in float32: eighths of a power of two, of 2^-6 where it is below.
 
     Triton's interpreter does not round such a cast as the GPU does; of a number that is there it has nothing to round.
@@ -63,7 +63,8 @@ def _write(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
         most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         scale = tl.maximum(most * (1.0 / LARGEST), SMALLEST)
         tl.store(scales + (slot // BLOCK_SIZE * HKV + head) * BLOCK_SIZE + slot % BLOCK_SIZE, scale, mask=head < HKV)
-        first, second = _in_eighths(first / scale[:, None]), _in_eighths(second / scale[:, None])
+        by = tl.div_rn(1.0, scale)[:, None]
+        first, second = _in_eighths(first * by), _in_eighths(second * by)
     out = (slot * HKV + head)[:, None] * D + i[None, :]
     tl.store(numbers + out, first.to(numbers.dtype.element_ty), mask=is_there)
     tl.store(numbers + out + D // 2, second.to(numbers.dtype.element_ty), mask=is_there)
