@@ -17,6 +17,7 @@ import chats
 from antiphon.call import UnitResult
 from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.core.batch_grid import BatchGrid
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.duplex import DuplexConfig, Wish
 from antiphon.core.messages import Handoff
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
@@ -45,9 +46,19 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 NUM_UNITS = 30
 
 
-def greedy_call(folder: Path, device: str, dtype: Dtype, slide: SlideMode) -> list[UnitResult]:
+WAYS = [
+    *((slide, CacheDtype.MODEL) for slide in SlideMode),
+    (SlideMode.ROTATE_QUERY, CacheDtype.FLOAT8_E4M3),
+    (SlideMode.REPREFILL, CacheDtype.FLOAT8_E4M3),
+]
+"""To slide, and what of."""
+
+
+def greedy_call(
+    folder: Path, device: str, dtype: Dtype, slide: SlideMode, kept_in: CacheDtype = CacheDtype.MODEL
+) -> list[UnitResult]:
     session = SessionConfig(window=BasicWindow(200, 120), slide=slide, draws=Draws.MOST_LIKELY)
-    config = EngineConfig(everywhere(device), dtype)
+    config = EngineConfig(everywhere(device), dtype, kv_dtype=kept_in)
     with Engine.load(open_checkpoint(folder), config, session) as engine:
         call = engine.open("a", session, torch.empty(0), build.voice(engine))
         return [call.run_unit(build.second(unit)) for unit in range(NUM_UNITS)]
@@ -68,9 +79,9 @@ def test_a_float32_call_decides_on_the_gpu_what_it_decides_on_the_cpu(tiny_check
     torch.testing.assert_close(samples_of(there), samples_of(here), rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize("slide", SlideMode)
-def test_a_bfloat16_call_runs_and_speaks(tiny_checkpoint: Path, slide: SlideMode) -> None:
-    results = greedy_call(tiny_checkpoint, "cuda", Dtype.BFLOAT16, slide)
+@pytest.mark.parametrize(("slide", "kept_in"), WAYS)
+def test_a_bfloat16_call_runs_and_speaks(tiny_checkpoint: Path, slide: SlideMode, kept_in: CacheDtype) -> None:
+    results = greedy_call(tiny_checkpoint, "cuda", Dtype.BFLOAT16, slide, kept_in)
     samples = samples_of(results)
     assert samples.isfinite().all()
     assert 0.01 < samples.abs().max() < 1
@@ -160,12 +171,14 @@ def thinker_session(slide: SlideMode, draws: Draws) -> ThinkerSession:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
-@pytest.mark.parametrize("slide", SlideMode)
-def test_the_host_never_waits_inside_a_step(tiny_checkpoint: Path, slide: SlideMode, *, is_recorded: bool) -> None:
+@pytest.mark.parametrize(("slide", "kept_in"), WAYS)
+def test_the_host_never_waits_inside_a_step(
+    tiny_checkpoint: Path, slide: SlideMode, kept_in: CacheDtype, *, is_recorded: bool
+) -> None:
     cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
     model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.bfloat16)
     with torch.inference_mode():
-        decider = Decider(model.thinker, tokenizer, CacheConfig(100))
+        decider = Decider(model.thinker, tokenizer, CacheConfig(100, dtype=kept_in))
         talker = TalkerStage(model.talker, CacheConfig(600))
         recorders = (GraphRecorder.on(cuda), GraphRecorder.on(cuda))
         if is_recorded:
@@ -196,13 +209,16 @@ def record(decoder: PagedDecoder, chooser: TextChooser | CodecChooser, recorder:
     assert (num_left, num_left_draws) == (0, 0)
 
 
-@pytest.mark.parametrize("slide", SlideMode)
-def test_recorded_steps_decide_what_launched_ones_do(tiny_checkpoint: Path, slide: SlideMode) -> None:
+@pytest.mark.parametrize(("slide", "kept_in"), WAYS)
+def test_recorded_steps_decide_what_launched_ones_do(
+    tiny_checkpoint: Path, slide: SlideMode, kept_in: CacheDtype
+) -> None:
     cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
     model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.float32)
 
     def decided(*, is_recorded: bool) -> list[tuple[int, ...]]:
-        decider, recorder = Decider(model.thinker, tokenizer, CacheConfig(100)), GraphRecorder.on(cuda)
+        decider = Decider(model.thinker, tokenizer, CacheConfig(100, dtype=kept_in))
+        recorder = GraphRecorder.on(cuda)
         if is_recorded:
             record(decider.decoder, decider.chooser, recorder)
         generator = torch.Generator().manual_seed(0)

@@ -21,6 +21,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "duplex": (*TINY, *TALK, "--sessions", "1", "--turn-units", "1", "--camera", "32"),
     "sweep": (*TINY, *TALK, "--sessions", "1", "--max-late-ms", "1000000"),
     "error": ("--size", "tiny", "--device", "cpu", "--seconds", "1"),
+    "cache": ("--size", "tiny", "--device", "cpu", "--context", "100", "--unit-tokens", "10", "--slides", "1"),
     "soak": (*TINY, *TALK, "--sessions", "1"),
 }
 

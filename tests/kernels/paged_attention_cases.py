@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from antiphon.core.context import Segment
-from antiphon.kernels.kv_cache import LayerCache, RowSpan, Scales, StepLayout
+from antiphon.kernels.kv_cache import KVCache, LayerCache, RowSpan, Scales, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
 from antiphon.kernels.paged_attention.tiles import TILE_NUMBERS, TileKind, Tiles, tokens_per_tile
 from antiphon.kernels.rotary_store.contract import LARGEST
@@ -283,10 +283,27 @@ def run_kernel(name: str, device: str, dtype: torch.dtype = torch.float32) -> np
 
     Returns float32.
     """
+    return run_case(CASES[name], device, dtype)
+
+
+def far(case: Case, num_blocks: int) -> Case:
+    """The same behind so many more blocks, of zeros, on the GPU."""
+    block_size, num_kv_heads, head_dim = case.cache.keys.shape[1:]
+    shape = (1, num_blocks + case.cache.keys.shape[0], block_size, num_kv_heads, head_dim)
+    (cache,) = KVCache.empty(shape, case.cache.keys.dtype, torch.device("cuda")).layers()
+    pairs = [(cache.keys, case.cache.keys), (cache.values, case.cache.values)]
+    if cache.scales and case.cache.scales:
+        pairs += [(cache.scales.keys, case.cache.scales.keys), (cache.scales.values, case.cache.scales.values)]
+    for there, here in pairs:
+        there[num_blocks:] = here
+    return replace(case, cache=cache, step=replace(case.step, blocks=case.step.blocks + num_blocks))
+
+
+def run_case(case: Case, device: str, dtype: torch.dtype) -> np.ndarray:
+    """As `run_kernel`."""
     from antiphon.kernels.key_slots import kernel as slots_kernel
     from antiphon.kernels.paged_attention import kernel
 
-    case = CASES[name]
     step = on_device(case.step, device)
     listed = slots_kernel.key_slots(step.blocks, step.segments, step.spans, step.block_size, step.max_keys)
     for row, mine, kernels in zip(step.rows, case.step.key_slots, listed.cpu(), strict=True):

@@ -14,7 +14,21 @@ from hypothesis import given, settings
 from antiphon.errors import ShapeError
 from antiphon.kernels.kv_cache import LayerCache
 from antiphon.kernels.paged_attention.op import paged_attention
-from kernels.paged_attention_cases import CASES, MIXED, PIECE, PLAIN, REFORWARD, Heads, Row, build, in_half, run_kernel
+from kernels.paged_attention_cases import (
+    CASES,
+    MIXED,
+    NUM_BLOCKS,
+    PIECE,
+    PLAIN,
+    REFORWARD,
+    Heads,
+    Row,
+    build,
+    far,
+    in_half,
+    run_case,
+    run_kernel,
+)
 
 SCALED = [name for name in CASES if name not in PLAIN]
 
@@ -48,6 +62,15 @@ def test_the_kernel_attends_to_float8_with_queries_of_half_the_bits(
         case = in_half(CASES[name], torch.float16)
         got = process.submit(run_kernel, name, device, torch.float16).result()
     torch.testing.assert_close(torch.from_numpy(got).double(), case.want, rtol=0, atol=case.tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cache of more than 2^31 keys")
+def test_blocks_beyond_two_to_the_31st_element_are_read_where_they_are() -> None:
+    near = CASES["mixed, blocks of 16, float8"]
+    case = far(near, num_blocks=2**31 // near.cache.keys[0].numel())
+    assert case.cache.keys[:-NUM_BLOCKS].numel() >= 2**31
+    got = torch.from_numpy(run_case(case, "cuda", torch.float32))
+    torch.testing.assert_close(got.double(), case.want, rtol=0, atol=case.tolerance)
 
 
 @pytest.mark.parametrize("name", SCALED)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from antiphon.errors import ShapeError
-from antiphon.kernels.kv_cache import LayerCache, Scales
+from antiphon.kernels.kv_cache import KVCache, LayerCache, Scales
 from antiphon.kernels.rotary_store import reference
 from antiphon.kernels.rotary_store.contract import LARGEST, SMALLEST_SCALE, HeadNorm, StepRotations
 from antiphon.kernels.rotary_store.op import rotary_store
@@ -278,6 +278,22 @@ def test_a_slot_beyond_two_to_the_31st_element_is_written_where_it_is() -> None:
     rotary_store(x.q, x.k, x.v, None, x.rotations(), LayerCache(keys, values))
     assert torch.equal(values.flatten(0, 1)[x.slots], x.v)
     assert values.count_nonzero() <= x.v.numel()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cache of more than 2^31 keys")
+def test_in_float8_too_a_slot_beyond_two_to_the_31st_element_is_written_where_it_is() -> None:
+    cuda = torch.device("cuda")
+    x = case(2, (1, 1, 128), dtype=torch.bfloat16, device=cuda)
+    shape = (1, 1025, 2**14, 1, 128)
+    (cache,) = KVCache.empty(shape, torch.float8_e4m3fn, cuda).layers()
+    assert cache.values.numel() > 2**31
+    x.slots.copy_(torch.tensor([1025 * 2**14 - 1, 5]))
+    rotary_store(x.q, x.k, x.v, None, x.rotations(), cache)
+    want, scales = reference.quantised(x.v)
+    assert torch.equal(cache.values.flatten(0, 1)[x.slots].float(), want.float())
+    assert cache.scales is not None
+    assert torch.equal(by_slot(cache.scales.values)[x.slots], scales)
+    assert cache.values.view(torch.uint8).count_nonzero() <= x.v.numel()
 
 
 def test_keys_that_the_cache_cannot_hold_are_refused() -> None:

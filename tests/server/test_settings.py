@@ -11,6 +11,7 @@ import pytest
 
 from antiphon.config import Code2WavConfig, Dtype, EngineConfig, Placement, StageConfig, WindowMode, everywhere
 from antiphon.core.batch_grid import BatchGrid, LengthGrid
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow
 from antiphon.errors import ConfigError
 from antiphon.models.minicpmo.flow_compute import Compute
@@ -69,6 +70,9 @@ def test_flags_win_over_the_environment_that_over_the_file_and_that_over_default
         ({"code2wav_grid": ""}, "flag --code2wav-grid is '': batch sizes must ascend from 1"),
         ({"max_cals": "3"}, "flag --max-cals is no option; did you mean max_calls?"),
         ({"tls_key_file": "k"}, "belong together; give both or none (flag --tls-key-file)"),
+        ({"kv_dtype": "float8"}, "flag --kv-dtype is 'float8'"),
+        ({"kv_dtype": "float8_e4m3", "slide": "rotate_keys"}, "(flag --kv-dtype, flag --slide)"),
+        ({"kv_dtype": "float8_e4m3", "slide": "rotate_keys"}, "take slide rotate_query or reprefill"),
         ({"window_low_tokens": "9000"}, "the first one lower (flag --window-low-tokens)"),
         ({"max_calls_per_key": "2"}, "not higher (flag --max-calls-per-key)"),
     ],
@@ -160,6 +164,7 @@ def test_an_engine_gets_what_the_operator_said() -> None:
         code2wav_grid="1, 3",
         code2wav_compute="tf32",
         code2wav_chunk_tokens="5, 25",
+        kv_dtype="float8_e4m3",
     ).settings
     config = engine_config(settings)
     stages = config.stages
@@ -169,7 +174,7 @@ def test_an_engine_gets_what_the_operator_said() -> None:
     code2wav = Code2WavConfig(
         Retention.VOICE_FIRST, Dtype.BFLOAT16, 7.5, BatchGrid((1, 3)), Compute.TF32, LengthGrid((5, 25))
     )
-    assert config == EngineConfig(stages, Dtype.BFLOAT16, 4, 100, 0.5, True, 1, 2, code2wav)
+    assert config == EngineConfig(stages, Dtype.BFLOAT16, 4, 100, 0.5, True, 1, 2, code2wav, 1, CacheDtype.FLOAT8_E4M3)
 
 
 def test_what_an_operator_does_not_say_is_as_an_engine_has_it() -> None:

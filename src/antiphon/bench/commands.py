@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from antiphon.bench.cache_error import CachePlan, run_cache
 from antiphon.bench.duplex import ProfileFlags, run_duplex, run_sweep, run_unit, unit_plans
 from antiphon.bench.error import run_error
 from antiphon.bench.kernel_cases import Sizes
@@ -301,6 +302,23 @@ def error(
     """Compare the sound of a turn in every precision of code2wav with that of float32."""
     with errors_in_one_line():
         _write(out, run_error(_target(weights, size, device, Dtype.FLOAT32), seconds))
+
+
+@app.command()
+def cache(
+    weights: Weights = RANDOM,
+    size: Size = ModelSize.FULL,
+    device: Device = None,
+    dtype: DtypeName = None,
+    context: Annotated[int, typer.Option(min=100, help="Tokens above which the window slides.")] = 2000,
+    unit_tokens: Annotated[int, typer.Option(min=1, help="Fed at once.")] = 100,
+    slides: Annotated[int, typer.Option(min=0, help="Of the context.")] = 20,
+    out: Out = _OUT,
+) -> None:
+    """Compare what the thinker computes with keys and values in float8 to what it computes with its own."""
+    with errors_in_one_line():
+        on = _target(weights, size, device, dtype)
+        _write(out, run_cache(on, CachePlan(context, unit_tokens, slides)))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from antiphon.errors import ConfigError
 REPORT_FILE = "report.md"
 _WIDE = 20
 """Times that are further apart are drawn on a scale of logarithms."""
-_DECIMALS = {Unit.US: 1, Unit.MS: 2, Unit.S: 2, Unit.DB: 3}
+_DECIMALS = {Unit.US: 1, Unit.MS: 2, Unit.S: 2, Unit.DB: 3, Unit.PERCENT: 3, Unit.NATS: 6}
 
 
 def write_report(folder: Path) -> Path:

@@ -35,6 +35,10 @@ class Quantity(Enum):
     LOADING = "loading"
     MEL_ERROR = "distance of log-mel from float32"
     SAMPLES_TO_ERROR = "power of samples over that of their error against float32"
+    STATE_ERROR = "relative error of final states with keys and values in float8"
+    STATE_TO_ERROR = "power of final states over that of their error with keys and values in float8"
+    SAME_TOKENS = "tokens whose most likely successor is the same with keys and values in float8"
+    DIVERGENCE = "divergence of the head's softmax with keys and values in float8"
     STAGE_TIME = "time of a unit in one stage, waiting included"
     BUSY_TIME = "time of a unit in all stages, waiting included"
 
@@ -46,6 +50,8 @@ class Unit(Enum):
     MS = "ms"
     S = "s"
     DB = "dB"
+    PERCENT = "%"
+    NATS = "nat"
 
 
 @dataclass(frozen=True, slots=True)

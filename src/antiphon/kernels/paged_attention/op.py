@@ -15,8 +15,7 @@ query rotated to p and to p + shift. Scores depend on differences of angles only
 | cache.scales | [num_blocks, Hkv, block_size]              | float32  | contiguous; cache is float8_e4m3fn then |
 | out          | [N, H, D]                                  | as above | new                                     |
 
-With scales, stored numbers are taken as they are, in the dtype of the queries, which has all of them; a score is
-multiplied by its key's scale, a weight by its value's after all weights are summed up.
+With scales, a score is multiplied by its key's, and a weight by its value's once it is in the softmax's sum.
 
 Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax and sums are float32. What comes out for padding
 is anything. Dispatch: `kernel.py` on CUDA, the reference elsewhere. Grid of the kernel: a tile of a row's tokens, a key

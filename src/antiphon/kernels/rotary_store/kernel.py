@@ -39,8 +39,8 @@ def _turned(first, second, cos, sin, token, i, is_i, HALF: tl.constexpr):  # typ
     return first * c - second * s, second * c + first * s
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _in_eighths(x):
+@triton.jit
+def _in_eighths(x):  # type: ignore[no-untyped-def]
     """The nearest number that float8e4nv has, in float32: eighths of a power of two, of 2^-6 where it is below.
 
     Triton's interpreter does not round such a cast as the GPU does; of a number that is there it has nothing to round.
