@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -17,11 +18,13 @@ import torch
 
 from antiphon import errors
 from antiphon.core.blocks import BlockPool
+from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.context import Context, Placement, Slide
 from antiphon.core.duplex import DuplexConfig, DuplexTokens, UnitDecisions
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.rotation import rotate, rotation
+from antiphon.models.minicpmo.released import RELEASED
 from antiphon.stages.paged import CacheConfig
 
 ROOT = Path(__file__).parents[1]
@@ -305,9 +308,16 @@ def test_the_memory_of_a_session_is_what_its_window_needs() -> None:
     for window in windows:
         num_tokens = window.peak_tokens(num_prompt_tokens=2048, max_unit_tokens=162)
         cache = CacheConfig.for_tokens(num_tokens, num_segments=3)
-        num_bytes = cache.num_blocks * cache.block_size * 147_456
-        rows.append([repr(window), str(num_tokens), str(cache.num_blocks), f"{num_bytes / 2**20:.0f}"])
-    assert rows == table("kv_cache.md", "window", "tokens", "blocks", "MiB")
+        sizes = [
+            replace(cache, dtype=kept_in).make(RELEASED.thinker.decoder, torch.bfloat16, torch.device("meta")).num_bytes
+            for kept_in in CacheDtype
+        ]
+        num_slots = cache.num_blocks * cache.block_size
+        assert sizes == [num_slots * 147_456, num_slots * 76_032]
+        rows.append(
+            [repr(window), str(num_tokens), str(cache.num_blocks), *(f"{size / 2**20:.0f}" for size in sizes)]
+        )
+    assert rows == table("kv_cache.md", "window", "tokens", "blocks", "MiB", "MiB in float8")
 
 
 def test_rotating_keys_in_place_loses_as_much_as_the_docs_say() -> None:
