@@ -314,9 +314,7 @@ def test_the_memory_of_a_session_is_what_its_window_needs() -> None:
         ]
         num_slots = cache.num_blocks * cache.block_size
         assert sizes == [num_slots * 147_456, num_slots * 76_032]
-        rows.append(
-            [repr(window), str(num_tokens), str(cache.num_blocks), *(f"{size / 2**20:.0f}" for size in sizes)]
-        )
+        rows.append([repr(window), str(num_tokens), str(cache.num_blocks), *(f"{size / 2**20:.0f}" for size in sizes)])
     assert rows == table("kv_cache.md", "window", "tokens", "blocks", "MiB", "MiB in float8")
 
 
