@@ -76,7 +76,8 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - Triton 
         k = tl.load(keys + place, mask=is_there[:, None] & is_d, other=0.0)
         q = tl.where(is_anchor, through_anchor, through_ring)
         if HAS_SCALES:
-            k = k.to(q.dtype)
+            # Straight to bfloat16, Triton rounds one number after the other; this way two at once.
+            k = k.to(tl.float32).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if HAS_SCALES:
             scale_place = (slot // BLOCK_SIZE * HKV + head) * BLOCK_SIZE + slot % BLOCK_SIZE
@@ -87,7 +88,7 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - Triton 
         weights = tl.exp2(scores - new_top[:, None])
         v = tl.load(values + place, mask=is_there[:, None] & is_d, other=0.0)
         if HAS_SCALES:
-            v = v.to(q.dtype)
+            v = v.to(tl.float32).to(q.dtype)
             scaled = weights * tl.load(value_scales + scale_place, mask=is_there, other=0.0)[None, :]
         else:
             scaled = weights
@@ -136,7 +137,7 @@ def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: S
     out = torch.empty_like(q_anchor)
     for tiles in step.tiles:
         if tiles.places.shape[0]:
-            launch = _Launch.of(q_anchor, cache.keys, step, tiles)
+            launch = _Launch.of(q_anchor, cache, step, tiles)
             _attend_tiles(launch, (q_anchor, q_ring), cache, step, scale, out)
     return out
 
@@ -154,16 +155,18 @@ class _Launch:
     num_warps: int
 
     @staticmethod
-    def of(q: Tensor, keys: Tensor, step: StepLayout, tiles: Tiles) -> _Launch:
+    def of(q: Tensor, cache: LayerCache, step: StepLayout, tiles: Tiles) -> _Launch:
         is_float32 = q.dtype is torch.float32
+        # Numbers on their way from float8 take registers: of four warps, a hundred would lie in memory.
+        of_large = 4 if cache.scales is None else 8
         return _Launch(
             tiles=tiles,
-            splits=num_splits(tiles.kind, tiles.places.shape[0] * keys.shape[2], q.shape[2], step.max_keys),
+            splits=num_splits(tiles.kind, tiles.places.shape[0] * cache.keys.shape[2], q.shape[2], step.max_keys),
             block_m=QUERIES_PER_TILE[tiles.kind],
             block_k=32 if is_float32 else 64,
             block_d=max(_MIN_DOT, triton.next_power_of_2(q.shape[2])),
             precision="ieee" if is_float32 else "tf32",
-            num_warps=2 if tiles.kind is TileKind.SMALL else 4,
+            num_warps=2 if tiles.kind is TileKind.SMALL else of_large,
         )
 
 
