@@ -132,7 +132,7 @@ def test_a_slide_leaves_every_key_and_value_that_stays_as_it_was_written(tiny_ch
     for unit in range(NUM_UNITS):
         outcome = build.hear(stage, state, build.second(unit))
         after = held(cache, context)
-        num_new = sum(record.num_tokens for record in context.units[-1:])
+        num_new = sum(record.num_tokens for record in [*context.units][-1:])
         num_kept = context.num_tokens - context.num_anchor_tokens - num_new
         for old, new in zip(before, after, strict=True):
             assert torch.equal(old[:, :num_prompt_tokens], new[:, :num_prompt_tokens])
