@@ -19,7 +19,7 @@ from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.duplex import DuplexConfig, Wish
-from antiphon.core.messages import Handoff
+from antiphon.core.messages import Address, CodecChunk, Handoff
 from antiphon.core.sampling import CodecSampling, Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
@@ -35,6 +35,7 @@ from antiphon.models.minicpmo.vocoder import NoNoise
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, grid_on
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.talker.choosing import CodecChooser
+from antiphon.stages.talker.speaker import CHAIN_STEPS
 from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession, TalkerState
 from antiphon.stages.thinker.choosing import TextChooser
@@ -179,11 +180,11 @@ def test_the_host_never_waits_inside_a_step(
     model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.bfloat16)
     with torch.inference_mode():
         decider = Decider(model.thinker, tokenizer, CacheConfig(100, dtype=kept_in))
-        talker = TalkerStage(model.talker, CacheConfig(600))
+        talker = TalkerStage(model.talker, CacheConfig(600), chain_steps=CHAIN_STEPS if is_recorded else 1)
         recorders = (GraphRecorder.on(cuda), GraphRecorder.on(cuda))
         if is_recorded:
             record(decider.decoder, decider.chooser, recorders[0])
-            record(talker.speaker.decoder, talker.speaker.chooser, recorders[1])
+            assert [*talker.speaker.capture(2, recorders[1])]
         mind = decider.open(thinker_session(slide, Draws.SAMPLED), 1000)
         decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
         speaker = talker.open(TalkerSession("a", CodecSampling(), Draws.SAMPLED, seed=0))
@@ -236,6 +237,40 @@ def test_recorded_steps_decide_what_launched_ones_do(
 
     with torch.inference_mode():
         assert decided(is_recorded=True) == decided(is_recorded=False)
+
+
+def test_recorded_chains_say_on_the_gpu_what_steps_one_by_one_say_on_the_cpu(tiny_checkpoint: Path) -> None:
+    """Turns of sessions together, chunks that end early among them."""
+    checkpoint, num_sessions = open_checkpoint(tiny_checkpoint), 3
+
+    def said(device: torch.device, chain_steps: int) -> list[tuple[int, ...]]:
+        model = load_model(checkpoint, dict.fromkeys(Section, device), torch.float32)
+        talker = TalkerStage(model.talker, CacheConfig(600), chain_steps=chain_steps)
+        recorders = (GraphRecorder.on(device),) if chain_steps > 1 else ()
+        for recorder in recorders:
+            assert [*talker.speaker.capture(4, recorder)]
+        sessions = [TalkerSession(str(n), CodecSampling(), Draws.MOST_LIKELY, seed=n) for n in range(num_sessions)]
+        states = [talker.open(session) for session in sessions]
+        rng, chunks = torch.Generator().manual_seed(0), []
+        for unit in range(4):
+            works = []
+            for number, state in enumerate(states):
+                hidden = torch.randn(2 + number, model.config.talker.llm_hidden_size, generator=rng)
+                address = Address(str(number), 0, 0, unit)
+                heard = Handoff(address, 0.0, unit, (*range(2 + number),), hidden, ends_turn=unit == 3)
+                works.append((str(number), talker.speaker.speak(state, heard)))
+            ends = build.run_together(talker.speaker.loop, works)
+            for number in range(num_sessions):
+                chunk = ends[str(number)]
+                assert isinstance(chunk, CodecChunk)
+                chunks.append(chunk.codec_tokens)
+        assert (talker.speaker.num_runs.num_launched == 0) is (chain_steps > 1)
+        for recorder in recorders:
+            recorder.forget()
+        return chunks
+
+    with torch.inference_mode():
+        assert said(torch.device("cuda"), CHAIN_STEPS) == said(torch.device("cpu"), 1)
 
 
 def test_recorded_ears_hear_on_the_gpu_what_they_hear_on_the_cpu(tiny_checkpoint: Path) -> None:

@@ -41,6 +41,7 @@ from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Answer, Interruption, Message, StageLoop
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.step_graphs import recorded_numbers
+from antiphon.stages.talker.speaker import CHAIN_STEPS
 from antiphon.stages.talker.stage import TalkerStage, turn_cache
 from antiphon.stages.talker.state import TalkerCounts, TalkerSession, TalkerState
 from antiphon.stages.thinker.answering import ChatState
@@ -123,12 +124,10 @@ class TalkerBuilder:
         """Raises: CheckpointError."""
         network = _load(self.source, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
-        stage = TalkerStage(network, cache, self.config.max_speaking_chats)
         recorders = _recorders(self.device)
+        stage = TalkerStage(network, cache, self.config.max_speaking_chats, CHAIN_STEPS if recorders else 1)
         for recorder in recorders:
-            speaker, max_rows = stage.speaker, self.config.max_speaking
-            _finish("talker, steps", speaker.decoder.capture(max_rows, speaker.max_context_tokens, recorder))
-            _finish("talker, draws", speaker.chooser.capture(max_rows, recorder))
+            _finish("talker", stage.speaker.capture(self.config.max_speaking, recorder))
         return StageLoop(stage, Interruption.VOIDS_WORK, partial(_forget, recorders))
 
 

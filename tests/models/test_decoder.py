@@ -17,7 +17,7 @@ from antiphon.models.minicpmo.checkpoint import Part, WeightFile
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.decoder import Attention, Decoder, FeedForward, Layer
 from antiphon.models.minicpmo.tiny.weights import random_weights
-from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
+from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, in_two, layout_in
 
 CONFIG = DecoderConfig(24, 3, 6, 2, 4, 40, 1e4, 1e-6, has_qk_norm=True)
 MERGED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -60,9 +60,10 @@ def test_a_layer_for_few_tokens_comes_to_what_any_layer_comes_to() -> None:
     context = Context(BlockPool(8, 4), SlideMode.ROTATE_QUERY, 100)
     context.append_prompt(3)
     rows = PackedRows.of([Row(context, context.append(5))], CONFIG.num_heads // CONFIG.num_kv_heads)
-    buffer = StepBuffer(rows.shape, torch.zeros(rows.shape.num_bytes, dtype=torch.uint8))
+    host = torch.zeros(rows.shape.num_bytes, dtype=torch.uint8)
+    buffer = StepBuffer(rows.shape, *in_two(host, rows.shape))
     buffer.fill(rows)
-    step = layout_in(buffer.host, rows.shape, rows.spans, 4)
+    step = layout_in(*in_two(host, rows.shape), rows.shape, rows.spans, 4)
     turns = step_rotations(step.positions, step.ring_positions, step.key_positions, CONFIG.head_dim, CONFIG.rope_theta)
     rotations = StepRotations(*turns, slots=step.slots)
     generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from antiphon.core.context import Context
 from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.kernels.kv_cache import StepLayout
 from antiphon.stages.step_graphs import step_shapes
-from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, StepShape, layout_in
+from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, StepShape, in_two, layout_in
 from core.brute_force import slots_of
 
 GROUP = 4
@@ -41,9 +41,10 @@ def step_rows() -> list[Row]:
 
 
 def packed(rows: Sequence[Row], shape: StepShape) -> StepLayout:
-    buffer, own = StepBuffer(shape, leftovers(shape)), PackedRows.of(rows, GROUP)
+    host, own = leftovers(shape), PackedRows.of(rows, GROUP)
+    buffer = StepBuffer(shape, *in_two(host, shape))
     buffer.fill(own)
-    return layout_in(buffer.host, shape, own.spans, 4)
+    return layout_in(*in_two(host, shape), shape, own.spans, 4)
 
 
 def leftovers(shape: StepShape) -> Tensor:
@@ -107,11 +108,12 @@ def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
 def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
     rows = step_rows()
     shape = shape_of(rows)
-    buffer, last = StepBuffer(shape, leftovers(shape)), PackedRows.of(rows[2:], GROUP)
+    host, last = leftovers(shape), PackedRows.of(rows[2:], GROUP)
+    buffer = StepBuffer(shape, *in_two(host, shape))
     buffer.fill(PackedRows.of(rows, GROUP))
     num_bytes = buffer.fill(last)
-    again, alone = layout_in(buffer.host, shape, last.spans, 4), packed(rows[2:], shape)
-    assert num_bytes < shape.num_bytes
+    again, alone = layout_in(*in_two(host, shape), shape, last.spans, 4), packed(rows[2:], shape)
+    assert num_bytes < shape.num_block_bytes
     for one, other in ((again.slots, alone.slots), (again.spans, alone.spans), (again.positions, alone.positions)):
         assert torch.equal(one, other)
     tiles = zip(again.tiles, alone.tiles, strict=True)

@@ -64,8 +64,8 @@ def random_network(config: TalkerConfig = CONFIG) -> TalkerNetwork:
     return network
 
 
-def stage(config: TalkerConfig = CONFIG, *, num_blocks: int = 300) -> TalkerStage:
-    return TalkerStage(random_network(config), CacheConfig(num_blocks))
+def stage(config: TalkerConfig = CONFIG, *, num_blocks: int = 300, chain_steps: int = 1) -> TalkerStage:
+    return TalkerStage(random_network(config), CacheConfig(num_blocks), chain_steps=chain_steps)
 
 
 def session(seed: int = 0, draws: Draws = Draws.SAMPLED) -> TalkerSession:
@@ -119,6 +119,34 @@ def test_a_turn_of_any_length_stays_within_the_positions_and_forgets_its_oldest_
     speak(talker, state, handoff(unit=200, ends_turn=True))
     assert state.context.num_tokens == 0
     talker.speaker.decoder.pool.check([])
+
+
+@pytest.mark.parametrize("chain_steps", [2, 5, 25])
+def test_chains_say_what_steps_one_by_one_say(chain_steps: int) -> None:
+    """Of sessions that begin one after the other, so that conditions come between chains; some chunks end early."""
+
+    def all_said(chain_steps: int) -> list[object]:
+        talker = stage(chain_steps=chain_steps)
+        states = [talker.open(replace(session(seed), session_id=f"call {seed}")) for seed in range(4)]
+        said: list[object] = []
+        for unit in range(4):
+            chunks: dict[str, object] = {}
+            for number, state in enumerate(states):
+                heard = handoff(2 + number, unit=unit, ends_turn=unit == 3)
+                talker.speaker.loop.add(state.session.session_id, talker.speaker.speak(state, heard), 0.0)
+                chunks |= {one.session_id: one.result for one in talker.speaker.loop.step()}
+            while not talker.speaker.loop.is_idle:
+                chunks |= {one.session_id: one.result for one in talker.speaker.loop.step()}
+            said += [chunks[f"call {seed}"] for seed in range(4)]
+            said += [(state.context.num_tokens, state.context.num_blocks, state.num_draws) for state in states]
+            for state in states:
+                state.context.check()
+        assert (talker.speaker.chains.num_runs.num_launched > 0) is (chain_steps > 1)
+        return said
+
+    found = all_said(chain_steps)
+    assert found == all_said(1)
+    assert len({len(chunk.codec_tokens) for chunk in found if isinstance(chunk, CodecChunk)}) > 1
 
 
 def test_a_session_holds_no_block_before_and_between_its_turns() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import TypeVar
 
 import torch
@@ -36,12 +36,12 @@ from antiphon.runner.device import DTYPES
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Code2WavState
 from antiphon.stages.draw_table import DrawPlace, Newest
-from antiphon.stages.paged import CacheConfig, PagedDecoder
+from antiphon.stages.paged import CacheConfig
 from antiphon.stages.step_packing import Row
-from antiphon.stages.stepping import Finished, Request
-from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
-from antiphon.stages.talker.speaker import Speaker, SpeakerSteps
-from antiphon.stages.thinker.choosing import TextChooser, Turn, UnitDraw
+from antiphon.stages.stepping import Chain, Finished, Request
+from antiphon.stages.talker.choosing import CodecDraw
+from antiphon.stages.talker.speaker import CHAIN_STEPS, Speaker, SpeakerSteps
+from antiphon.stages.thinker.choosing import Turn, UnitDraw
 from antiphon.stages.thinker.decider import Decider, DeciderState, DeciderSteps
 from antiphon.stages.thinker.state import PromptDone, ThinkerSession
 from antiphon.units import MEL_FRAME_RATE_HZ
@@ -89,7 +89,8 @@ def run_step(target: Target, plan: StepPlan) -> BenchResult:
         environment=target.environment(),
         figures=tuple(figures),
         notes=(
-            "Each value is one step, begun on an idle device. Thinker and talker: one forward pass and its draws. DiT "
+            "Each value is one step, begun on an idle device. Thinker and talker: one forward pass and its draws; of "
+            "steps that are launched several at once, a part of the launch. DiT "
             f"solve: the flow of a chunk of {CHUNK_TOKENS} codec tokens, encoder and all Euler steps. Code2wav step: "
             "that and the vocoder, up to PCM on the device.",
         ),
@@ -120,19 +121,13 @@ def _endless(finished: Sequence[Finished[ResultT]]) -> None:
         raise one.result
 
 
-def _prepare(
-    plan: StepPlan, decoder: PagedDecoder, chooser: TextChooser | CodecChooser, max_rows: int, max_tokens: int
-) -> None:
-    """Random numbers in the cache, and steps and draws recorded as in an engine."""
-    if plan.has_graphs and decoder.cache.keys.device.type == "cuda":
-        recorder = GraphRecorder.on(decoder.cache.keys.device)
-        _finish(decoder.capture(max_rows, max_tokens, recorder))
-        _finish(chooser.capture(max_rows, recorder))
-    fill_randomly(decoder.cache)
+def _recorders(target: Target, plan: StepPlan) -> tuple[GraphRecorder, ...]:
+    """One where steps are recorded, as in an engine."""
+    return (GraphRecorder.on(target.device),) if plan.has_graphs and target.device.type == "cuda" else ()
 
 
-def _finish(captures: Iterator[int]) -> None:
-    for _ in captures:
+def _finish(*captures: Iterator[int]) -> None:
+    for _ in chain.from_iterable(captures):
         pass
 
 
@@ -146,7 +141,10 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     one = CacheConfig.for_tokens(max_tokens, num_segments=2)
     blocks = CacheConfig(num_most * one.num_blocks, one.block_size, plan.kv_dtype)
     decider = Decider(network, target.source.tokenizer(), blocks)
-    _prepare(plan, decider.decoder, decider.chooser, num_most, network.config.max_position_tokens)
+    for recorder in _recorders(target, plan):
+        max_keys = network.config.max_position_tokens
+        _finish(decider.decoder.capture(num_most, max_keys, recorder), decider.chooser.capture(num_most, recorder))
+    fill_randomly(decider.decoder.cache)
     states = [decider.open(_session(f"session {number}"), max_tokens) for number in range(num_most)]
     for state in states:
         fill(state.memory.context, plan.context_tokens)
@@ -226,10 +224,14 @@ def _talker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     if not plan.talker_sessions:
         return
     network = target.source.load(Section.TALKER, target.device, target.torch_dtype).talker
-    max_tokens = plan.talker_tokens + 1
+    recorders = _recorders(target, plan)
+    num_steps = CHAIN_STEPS if recorders else 1
+    max_tokens = plan.talker_tokens + num_steps
     one = CacheConfig.for_tokens(max_tokens, num_segments=1)
-    speaker = Speaker(network, CacheConfig(max(plan.talker_sessions) * one.num_blocks, one.block_size))
-    _prepare(plan, speaker.decoder, speaker.chooser, max(plan.talker_sessions), network.config.max_position_tokens)
+    speaker = Speaker(network, CacheConfig(max(plan.talker_sessions) * one.num_blocks, one.block_size), num_steps)
+    for recorder in recorders:
+        _finish(speaker.capture(max(plan.talker_sessions), recorder))
+    fill_randomly(speaker.decoder.cache)
     contexts = []
     for _ in range(max(plan.talker_sessions)):
         context = Context(speaker.decoder.pool, SlideMode.ROTATE_QUERY, max_tokens)
@@ -241,22 +243,28 @@ def _talker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
         times = _repeated(target, plan, lambda: _endless(speaker.loop.step()))
         for number in range(num):
             speaker.loop.cancel(f"session {number}")
-        yield from _figures(f"talker, {plan.talker_tokens} tokens each", ("sessions", num), times)
+        shares = [[one.part(num_steps) for one in repetition] for repetition in times]
+        at_once = f", {num_steps} at once" if num_steps > 1 else ""
+        yield from _figures(f"talker, {plan.talker_tokens} tokens each{at_once}", ("sessions", num), shares)
 
 
 def _saying(speaker: Speaker, context: Context) -> SpeakerSteps[CodecChunk]:
     """Draw and feed codec tokens for ever."""
-    sampling = CodecSampling()
+    sampling, num_steps = CodecSampling(), speaker.chains.num_steps
     slot = speaker.chooser.table.take(sampling.repetition_window_tokens)
     try:
-        for counter in count():
+        for counter in count(step=num_steps):
             newest = Newest.TAKEN if counter else Newest.FORGOTTEN
             place = DrawPlace(slot, newest, sampling.repetition_window_tokens)
-            draw = CodecDraw(sampling, Draws.SAMPLED, place, is_eos_masked=True, seed=0, counter=counter)
+            draws = tuple(
+                CodecDraw(sampling, Draws.SAMPLED, place, is_eos_masked=True, seed=0, counter=counter + step)
+                for step in range(num_steps)
+            )
+            row = Row(context, context.append(num_steps))
             try:
-                yield Request(Row(context, context.append(1)), slot, draw)
+                yield Request(row, slot, draws[0]) if num_steps == 1 else Chain(row, slot, draws)
             finally:
-                context.retract(1)
+                context.retract(num_steps)
     finally:
         speaker.chooser.table.give_back(slot)
     raise AssertionError("it goes on for ever")
@@ -278,8 +286,7 @@ def _code2wav_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     voice = synthesizer.build_voice(random_voice(target.source, plan.voice_s))
     grid = BatchGrid(tuple(sorted({1, *plan.code2wav_sessions})))
     renderer = Renderer(synthesizer, model.vocoder(config.compute), grid)
-    if plan.has_graphs and target.device.type == "cuda":
-        recorder = GraphRecorder.on(target.device)
+    for recorder in _recorders(target, plan):
         _finish(renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder))
     states = [renderer.open(voice, SeededNoise(number, target.device)) for number in range(num_most)]
     # Until as much is remembered as ever is: as many seconds as the voice has, and the reference's two.

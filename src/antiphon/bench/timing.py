@@ -31,6 +31,10 @@ class StepTime:
     device_ms: float
     whole_ms: float
 
+    def part(self, number: int) -> StepTime:
+        """Of one of so many that were one step."""
+        return StepTime(self.host_ms / number, self.device_ms / number, self.whole_ms / number)
+
 
 def timed(step: Callable[[], object], device: torch.device) -> StepTime:
     """Run a step once."""

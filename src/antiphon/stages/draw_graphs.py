@@ -78,6 +78,44 @@ class DrawGraphs:
         return self._draw(states, *on_device(columns, self._table.device))
 
 
+class ColumnBuffer:
+    """The columns of a number of draws as bytes of the host: whole numbers, then fractions."""
+
+    def __init__(self, padding: DrawColumns, num_draws: int, host: Tensor) -> None:
+        """host: [num_bytes] uint8; it is written to."""
+        whole, fractions = ColumnBuffer.parts(padding, num_draws, host)
+        self._whole, self._fractions = whole.numpy(), fractions.numpy()
+        self._padding = np.array(padding.whole), np.array(padding.fractions)
+
+    @staticmethod
+    def num_bytes(padding: DrawColumns, num_draws: int) -> int:
+        # A whole number of words, so that several buffers can stand behind each other.
+        return -(-sum(_sizes(padding, num_draws)) // 8) * 8
+
+    @staticmethod
+    def parts(padding: DrawColumns, num_draws: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """[K, M] int64 and [F, M] float32 of a buffer, wherever it is."""
+        num_whole, num_fractions = _sizes(padding, num_draws)
+        whole, fractions = buffer[:num_whole], buffer[num_whole : num_whole + num_fractions]
+        return (
+            whole.view(torch.int64).view(len(padding.whole), -1),
+            fractions.view(torch.float32).view(len(padding.fractions), -1),
+        )
+
+    def fill(self, columns: DrawColumns) -> None:
+        """Write columns, and padding behind them."""
+        number = columns.num_draws
+        self._whole[:, :number] = columns.whole
+        self._whole[:, number:] = self._padding[0]
+        self._fractions[:, :number] = columns.fractions
+        self._fractions[:, number:] = self._padding[1]
+
+
+def _sizes(padding: DrawColumns, num_draws: int) -> tuple[int, int]:
+    """In bytes, of whole numbers and fractions."""
+    return 8 * len(padding.whole) * num_draws, 4 * len(padding.fractions) * num_draws
+
+
 class _Captured:
     """The graph for one number of draws, and its operands."""
 
@@ -85,13 +123,11 @@ class _Captured:
         """states: [num_draws, hidden]; written to from now on."""
         self.num_draws = states.shape[0]
         self._states = states
-        shapes = (len(padding.whole), self.num_draws), (len(padding.fractions), self.num_draws)
-        sizes = [8 * shapes[0][0] * self.num_draws, 4 * shapes[1][0] * self.num_draws]
-        self._buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=states.device)
-        self._staging = cycle([_Staged(padding, sizes) for _ in range(NUM_STAGING)])
+        num_bytes = ColumnBuffer.num_bytes(padding, self.num_draws)
+        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=states.device)
+        self._staging = cycle([_Staged(padding, self.num_draws) for _ in range(NUM_STAGING)])
         self._upload(DrawColumns([[] for _ in padding.whole], [[] for _ in padding.fractions]))
-        whole, fractions = torch.split(self._buffer, sizes)
-        operands = whole.view(torch.int64).view(shapes[0]), fractions.view(torch.float32).view(shapes[1])
+        operands = ColumnBuffer.parts(padding, self.num_draws, self._buffer)
         self._replay = recorder.record(lambda: draw(states, *operands))
 
     def run(self, states: Tensor, columns: DrawColumns) -> Tensor:
@@ -102,23 +138,13 @@ class _Captured:
     def _upload(self, columns: DrawColumns) -> None:
         staged = next(self._staging)
         staged.staging.make_free()
-        staged.fill(columns)
+        staged.columns.fill(columns)
         staged.staging.send(self._buffer, self._buffer.shape[0])
 
 
 class _Staged:
-    """A host buffer of a number of draws. sizes: bytes of its whole numbers and of its fractions."""
+    """A host buffer of a number of draws."""
 
-    def __init__(self, padding: DrawColumns, sizes: list[int]) -> None:
-        self.staging = Staging(sum(sizes))
-        whole, fractions = torch.split(self.staging.host, sizes)
-        self._whole = whole.view(torch.int64).view(len(padding.whole), -1).numpy()
-        self._fractions = fractions.view(torch.float32).view(len(padding.fractions), -1).numpy()
-        self._padding = np.array(padding.whole), np.array(padding.fractions)
-
-    def fill(self, columns: DrawColumns) -> None:
-        number = columns.num_draws
-        self._whole[:, :number] = columns.whole
-        self._whole[:, number:] = self._padding[0]
-        self._fractions[:, :number] = columns.fractions
-        self._fractions[:, number:] = self._padding[1]
+    def __init__(self, padding: DrawColumns, num_draws: int) -> None:
+        self.staging = Staging(ColumnBuffer.num_bytes(padding, num_draws))
+        self.columns = ColumnBuffer(padding, num_draws, self.staging.host)

@@ -149,7 +149,11 @@ class DrawTable:
         """What the network is given for each slot's newest draw, [len(slots)] int64."""
         assert self._held.issuperset(slots), "a slot was given back and is still fed from"
         rows = torch.tensor([slot.row for slot in slots], dtype=torch.int64)
-        return self._fed[upload(rows, self.device)]
+        return self.fed_at(upload(rows, self.device))
+
+    def fed_at(self, rows: Tensor) -> Tensor:
+        """The same of rows that are on the device, [R] int64."""
+        return self._fed[rows]
 
     def recall(self, place: DrawPlace) -> tuple[int, ...]:
         """The history that a slot's next draw would see, oldest first. Waits for the device."""

@@ -21,7 +21,7 @@ from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.stages.step_graphs import Forward, StepGraphs, step_shapes
-from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, layout_in
+from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, in_two, layout_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PagedDecoder:
         dtype: torch.dtype,
     ) -> None:
         self._forward = forward
-        self._group_size = decoder.num_heads // decoder.num_kv_heads
+        self.group_size = decoder.num_heads // decoder.num_kv_heads
         self.num_runs = NumRuns()
         self.rope_theta = decoder.rope_theta
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
@@ -83,7 +83,7 @@ class PagedDecoder:
         Yields how many are left each time one is done.
         """
         max_keys = min(max_tokens, self.pool.num_blocks * self.pool.block_size)
-        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self._group_size)
+        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self.group_size)
         yield from self._graphs.capture(shapes, recorder)
 
     def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
@@ -91,17 +91,17 @@ class PagedDecoder:
 
         Returns their states, [N, hidden].
         """
-        packed = PackedRows.of(rows, self._group_size)
+        packed = PackedRows.of(rows, self.group_size)
         slots = packed.columns[3]
         assert len({*slots}) == len(slots), "a slot is written twice in one step"
         captured = self._graphs.fitting(packed.shape)
         self.num_runs = self.num_runs.one_more(is_replayed=captured is not None)
         if captured is not None:
             return captured.run(packed, embeds)
-        buffer = StepBuffer(packed.shape, torch.zeros(packed.shape.num_bytes, dtype=torch.uint8))
-        buffer.fill(packed)
-        device_buffer = upload(buffer.host, self.cache.keys.device)
-        step = layout_in(device_buffer, packed.shape, packed.spans, self.pool.block_size)
+        host = torch.zeros(packed.shape.num_bytes, dtype=torch.uint8)
+        StepBuffer(packed.shape, *in_two(host, packed.shape)).fill(packed)
+        parts = in_two(upload(host, self.cache.keys.device), packed.shape)
+        step = layout_in(*parts, packed.shape, packed.spans, self.pool.block_size)
         return self._forward(embeds, step, self.cache)
 
     def rotate(self, placement: Placement, by_positions: int) -> None:

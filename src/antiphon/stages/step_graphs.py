@@ -8,6 +8,7 @@ launch by launch, by the same function. Shown on a GPU by tests/test_cuda.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import cycle
 
 import torch
@@ -17,7 +18,7 @@ from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.tiles import TileKind, tokens_per_tile
 from antiphon.kernels.transfer import Staging
 from antiphon.models.minicpmo.captured import Recorder
-from antiphon.stages.step_packing import MAX_SEGMENTS, PackedRows, StepBuffer, StepShape, layout_in
+from antiphon.stages.step_packing import MAX_SEGMENTS, PackedRows, StepBuffer, StepShape, in_two, layout_in
 
 Forward = Callable[[Tensor, StepLayout, KVCache], Tensor]
 """(embeds [N, hidden], step, cache) → states [N, hidden]."""
@@ -38,16 +39,22 @@ def step_shapes(max_rows: int, max_keys: int, block_size: int, group_size: int) 
     """For steps that decode only, and for mixed ones; smaller ones first. group_size: query heads per key head."""
     small = tokens_per_tile(TileKind.SMALL, group_size)
     large = tokens_per_tile(TileKind.LARGE, group_size)
+    decoding = [decoding_shape(size, max_keys, block_size) for size in recorded_numbers(max_rows)]
+
+    def mixed(num_tokens: int) -> StepShape:
+        one = decoding_shape(min(num_tokens, max_rows), max_keys, block_size)
+        # A row in large tiles has more tokens than a small one holds.
+        num_large = num_tokens // (small + 1) + num_tokens // large
+        return replace(one, num_tokens=num_tokens, num_tiles=(one.num_rows, num_large))
+
+    return (*decoding, *map(mixed, _TOKENS))
+
+
+def decoding_shape(num_rows: int, max_keys: int, block_size: int) -> StepShape:
+    """Of rows with a token each."""
     # Each segment's last block, and the ring's first, may be partly empty.
     blocks_per_row = -(-max_keys // block_size) + MAX_SEGMENTS + 1
-
-    def shape(num_tokens: int, num_rows: int, num_large: int) -> StepShape:
-        return StepShape(num_tokens, num_rows, (num_rows, num_large), max_keys, num_rows * blocks_per_row)
-
-    decoding = [shape(size, size, 0) for size in recorded_numbers(max_rows)]
-    # A row in large tiles has more tokens than a small one holds.
-    mixed = [shape(size, min(size, max_rows), size // (small + 1) + size // large) for size in _TOKENS]
-    return tuple(decoding + mixed)
+    return StepShape(num_rows, num_rows, (num_rows, 0), max_keys, num_rows * blocks_per_row)
 
 
 class _Captured:
@@ -63,7 +70,7 @@ class _Captured:
         # Nothing but padding: the launches are the same, and nothing is written.
         self._upload(PackedRows.of((), group_size=1))
         self._replay = recorder.record(
-            lambda: forward(self._embeds, layout_in(self._buffer, shape, (), cache.block_size), cache)
+            lambda: forward(self._embeds, layout_in(*in_two(self._buffer, shape), shape, (), cache.block_size), cache)
         )
 
     def run(self, rows: PackedRows, embeds: Tensor) -> Tensor:
@@ -75,7 +82,7 @@ class _Captured:
     def _upload(self, rows: PackedRows) -> None:
         staged = next(self._staging)
         staged.staging.make_free()
-        staged.staging.send(self._buffer, staged.buffer.fill(rows))
+        staged.staging.send(self._buffer, self.shape.num_head_bytes + staged.buffer.fill(rows))
 
 
 class _Staged:
@@ -83,7 +90,7 @@ class _Staged:
 
     def __init__(self, shape: StepShape) -> None:
         self.staging = Staging(shape.num_bytes)
-        self.buffer = StepBuffer(shape, self.staging.host)
+        self.buffer = StepBuffer(shape, *in_two(self.staging.host, shape))
 
 
 class StepGraphs:

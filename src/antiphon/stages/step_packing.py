@@ -56,11 +56,16 @@ class StepShape:
 
     @property
     def num_bytes(self) -> int:
-        return self._blocks_at + _INT32_BYTES * self.num_blocks
+        return self.num_head_bytes + self.num_block_bytes
 
     @property
-    def _blocks_at(self) -> int:
-        """In bytes: blocks are last, because how many there are changes most."""
+    def num_block_bytes(self) -> int:
+        """Blocks are last, because how many there are changes most."""
+        return _INT32_BYTES * self.num_blocks
+
+    @property
+    def num_head_bytes(self) -> int:
+        """Of all that is not blocks."""
         numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + TILE_NUMBERS * sum(self.num_tiles)
         return _INT64_BYTES * _NUM_COLUMNS * self.num_tokens + _INT32_BYTES * numbers
 
@@ -76,23 +81,22 @@ class _Places:
     blocks: Tensor
 
     @staticmethod
-    def of(buffer: Tensor, shape: StepShape) -> _Places:
-        """buffer: [shape.num_bytes] uint8."""
+    def of(head: Tensor, blocks: Tensor, shape: StepShape) -> _Places:
+        """head: [shape.num_head_bytes] uint8. blocks: [shape.num_block_bytes] uint8."""
         sizes = [
             _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens,
             _INT32_BYTES * 4 * shape.num_rows,
             _INT32_BYTES * 3 * MAX_SEGMENTS * shape.num_rows,
             *(_INT32_BYTES * TILE_NUMBERS * number for number in shape.num_tiles),
-            _INT32_BYTES * shape.num_blocks,
         ]
-        columns, *rest = torch.split(buffer, sizes)
-        spans, segments, small, large, blocks = (part.view(torch.int32) for part in rest)
+        columns, *rest = torch.split(head, sizes)
+        spans, segments, small, large = (part.view(torch.int32) for part in rest)
         return _Places(
             columns.view(torch.int64).view(_NUM_COLUMNS, -1),
             spans.view(-1, 4),
             segments.view(-1, MAX_SEGMENTS, 3),
             (small.view(-1, TILE_NUMBERS), large.view(-1, TILE_NUMBERS)),
-            blocks,
+            blocks.view(torch.int32),
         )
 
 
@@ -166,11 +170,10 @@ class PackedRows:
 class StepBuffer:
     """A step of some shape on the host, to be filled and copied."""
 
-    def __init__(self, shape: StepShape, host: Tensor) -> None:
-        """host: [shape.num_bytes] uint8; it is written to."""
+    def __init__(self, shape: StepShape, head: Tensor, blocks: Tensor) -> None:
+        """head, blocks: as in `in_two`; they are written to."""
         self.shape = shape
-        self.host = host
-        places = _Places.of(host, shape)
+        places = _Places.of(head, blocks, shape)
         self._columns = places.columns.numpy()
         self._spans = places.spans.flatten().numpy()
         self._segments = places.segments.flatten().numpy()
@@ -178,7 +181,7 @@ class StepBuffer:
         self._blocks = places.blocks.numpy()
 
     def fill(self, rows: PackedRows) -> int:
-        """Write the rows, and padding behind them. Returns how many bytes of the buffer are of any use."""
+        """Write the rows, and padding behind them. Returns how many bytes of the blocks are of any use."""
         assert self.shape.holds(rows.shape), f"{rows.shape} does not fit into {self.shape}"
         num_tokens, num_blocks = rows.shape.num_tokens, rows.shape.num_blocks
         self._columns[:, :num_tokens] = rows.columns
@@ -194,12 +197,17 @@ class StepBuffer:
             places[: len(numbers)] = numbers
             places[len(numbers) :] = padding
         self._blocks[:num_blocks] = np.frombuffer(b"".join(rows.tables), dtype=np.int32)
-        return self.host.shape[0] - _INT32_BYTES * (len(self._blocks) - num_blocks)
+        return _INT32_BYTES * num_blocks
 
 
-def layout_in(buffer: Tensor, shape: StepShape, rows: Sequence[RowSpan], block_size: int) -> StepLayout:
-    """A filled buffer as a step, wherever it is. buffer: [shape.num_bytes] uint8."""
-    places = _Places.of(buffer, shape)
+def in_two(buffer: Tensor, shape: StepShape) -> tuple[Tensor, Tensor]:
+    """A buffer of [shape.num_bytes] uint8 as what a step needs, and its blocks."""
+    return buffer[: shape.num_head_bytes], buffer[shape.num_head_bytes :]
+
+
+def layout_in(head: Tensor, blocks: Tensor, shape: StepShape, rows: Sequence[RowSpan], block_size: int) -> StepLayout:
+    """A filled buffer as a step, wherever it is. head, blocks: as in `in_two`."""
+    places = _Places.of(head, blocks, shape)
     positions, ring_positions, key_positions, slots = places.columns
     return StepLayout(
         positions=positions,
@@ -219,5 +227,55 @@ def layout_in(buffer: Tensor, shape: StepShape, rows: Sequence[RowSpan], block_s
 _NO_SEGMENTS = tuple((0,) * (3 * (MAX_SEGMENTS - num_segments)) for num_segments in range(MAX_SEGMENTS + 1))
 """The numbers of those that a context with so many segments does not have."""
 
+
+class ChainBuffer:
+    """Several steps of the same rows, one token of each in a step, on the host; their blocks stand there once.
+
+    shape: of each step. host: [num_bytes] uint8, one head after the other, then the blocks.
+    """
+
+    def __init__(self, shape: StepShape, num_steps: int, host: Tensor) -> None:
+        self.shape = shape
+        heads, blocks = chain_parts(host, shape, num_steps)
+        self._first = StepBuffer(shape, heads[0], blocks)
+        self._heads = heads.numpy()
+        num_column_bytes = _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens
+        num_span_bytes = _INT32_BYTES * 4 * shape.num_rows
+        self._columns = self._heads[:, :num_column_bytes].view(np.int64).reshape(num_steps, _NUM_COLUMNS, -1)
+        spans = self._heads[:, num_column_bytes : num_column_bytes + num_span_bytes]
+        self._spans = spans.view(np.int32).reshape(num_steps, -1, 4)
+        num_tile_bytes = _INT32_BYTES * TILE_NUMBERS * shape.num_tiles[0]
+        self._tiles = self._heads[:, -num_tile_bytes:].view(np.int32).reshape(num_steps, -1, TILE_NUMBERS)
+        self._numbers = np.arange(num_steps)[:, None]
+
+    @staticmethod
+    def num_bytes(shape: StepShape, num_steps: int) -> int:
+        return num_steps * shape.num_head_bytes + shape.num_block_bytes
+
+    def fill(self, rows: Sequence[Row], group_size: int) -> int:
+        """Write rows whose tokens are as many as the steps. Returns how many bytes of the buffer are of any use."""
+        num_rows, num_block_bytes = len(rows), self._first.fill(PackedRows.of(first_tokens(rows), group_size))
+        self._heads[1:] = self._heads[0]
+        if not num_rows:
+            return self._heads.nbytes + num_block_bytes
+        self._columns[:, :3, :num_rows] += self._numbers[:, :, None]
+        self._columns[:, 3, :num_rows] = np.array([row.placement.slots for row in rows]).T
+        self._spans[:, :num_rows, _NUM_KEYS] += self._numbers.astype(np.int32)
+        self._tiles[:, :num_rows, 1 + _NUM_KEYS] += self._numbers.astype(np.int32)
+        return self._heads.nbytes + num_block_bytes
+
+
+def first_tokens(rows: Sequence[Row]) -> list[Row]:
+    """The same rows, as if each had its first token only."""
+    return [Row(row.context, row.placement._replace(slots=row.placement.slots[:1])) for row in rows]
+
+
+def chain_parts(buffer: Tensor, shape: StepShape, num_steps: int) -> tuple[Tensor, Tensor]:
+    """A `ChainBuffer`'s bytes, wherever they are, as [num_steps, head] and blocks."""
+    num_head_bytes = num_steps * shape.num_head_bytes
+    return buffer[:num_head_bytes].view(num_steps, -1), buffer[num_head_bytes:]
+
+
+_NUM_KEYS = RowSpan._fields.index("num_keys")
 _NO_SLOT = -1
 _NO_ROW = -1

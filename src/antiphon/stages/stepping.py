@@ -66,6 +66,18 @@ class Request(Generic[DrawT]):
 
 
 @dataclass(frozen=True, slots=True)
+class Chain(Generic[DrawT]):
+    """Several tokens in a row, each what the draw before it came to, the first the slot's newest draw.
+
+    row: of as many tokens as draws. draws: from each token's state; as many as the loop's chains have steps.
+    """
+
+    row: Row
+    slot: DrawSlot
+    draws: tuple[DrawT, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """A session's wish to go on when it can read what was drawn, in no step meanwhile. It is sent nothing."""
 
@@ -74,16 +86,22 @@ class Settle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """A row's part of a step. drawn: None if nothing was asked. Few want more, so it is cut out when it is wanted.
+    """A row's part of a step. Few want more than what was drawn, so it is cut out when it is wanted.
 
-    all_inputs, all_states: [N, hidden] of the step. start, end: the row's tokens.
+    all_inputs, all_states: [N, hidden] of the step; of chains no inputs. start, end: the row's tokens.
+    draws: of a chain one per token; of a request one, or none was asked for.
     """
 
     all_inputs: Tensor
     all_states: Tensor
     start: int
     end: int
-    drawn: Drawn | None
+    draws: tuple[Drawn, ...]
+
+    @property
+    def drawn(self) -> Drawn | None:
+        """Of a request; None if nothing was asked."""
+        return self.draws[0] if self.draws else None
 
     @property
     def inputs(self) -> Tensor:
@@ -96,7 +114,10 @@ class Reply:
         return self.all_states[self.start : self.end]
 
 
-Steps = Generator[Request[DrawT] | Settle, Reply, ResultT]
+Wish = Request[DrawT] | Chain[DrawT] | Settle
+"""What a session waits for."""
+
+Steps = Generator[Wish[DrawT], Reply, ResultT]
 
 
 class Chooser(Protocol[OfferedDrawT]):
@@ -107,6 +128,16 @@ class Chooser(Protocol[OfferedDrawT]):
 
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
         """[len(slots), hidden], the inputs for each slot's newest draw."""
+
+
+class Chains(Protocol[OfferedDrawT]):
+    """Runs several steps at once for rows that feed themselves."""
+
+    def run_chains(self, rows: Sequence[Row], draws: Sequence[tuple[OfferedDrawT, ...]]) -> tuple[Download, Tensor]:
+        """rows: R, of K tokens each. draws: of each row, K.
+
+        Returns ids [R K] int64 and states [R K, hidden], row after row.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +154,25 @@ class _Active(Generic[DrawT, ResultT]):
 
     session_id: str
     steps: Steps[DrawT, ResultT]
-    wish: Request[DrawT] | Settle
+    wish: Wish[DrawT]
     deadline_s: float
     order: int
 
 
-_Wanting = tuple[_Active[DrawT, ResultT], Request[DrawT]]
+_Wanting = tuple[_Active[DrawT, ResultT], Request[DrawT] | Chain[DrawT]]
 """A session together with the row that it waits for."""
 
 
 class StepLoop(Generic[DrawT, ResultT]):
-    """Owns the unfinished work of all sessions on one decoder. chooser: called once per step."""
+    """Owns the unfinished work of all sessions on one decoder.
 
-    def __init__(self, decoder: PagedDecoder, chooser: Chooser[DrawT]) -> None:
+    chooser: called once per step. chains: who asks for one runs in it, after the step of the others.
+    """
+
+    def __init__(self, decoder: PagedDecoder, chooser: Chooser[DrawT], *chains: Chains[DrawT]) -> None:
         self._decoder = decoder
         self._chooser = chooser
+        self._chains = chains
         self._active: dict[str, _Active[DrawT, ResultT]] = {}
         self._num_added = 0
         # What the next `step` returns.
@@ -188,24 +223,28 @@ class StepLoop(Generic[DrawT, ResultT]):
 
     def _step(self) -> None:
         self._settle()
-        wanting = [(one, one.wish) for one in self._active.values() if isinstance(one.wish, Request)]
+        wanting = [(one, one.wish) for one in self._active.values() if not isinstance(one.wish, Settle)]
         waiting = [Waiting(len(wish.row.placement.slots), one.deadline_s, one.order) for one, wish in wanting]
         chosen = [wanting[index] for index in schedule(waiting, MAX_STEP_TOKENS)]
-        for active, reply in self._launch(chosen):
+        launched = self._launch([one for one in chosen if isinstance(one[1], Request)])
+        launched += self._launch([one for one in chosen if isinstance(one[1], Chain)])
+        for active, reply in launched:
             self._advance(active, partial(active.steps.send, reply))
 
     def _settle(self) -> None:
         """Let sessions go on whose draw has come down; wait for one only if nobody has a row to run."""
-        has_row = any(isinstance(one.wish, Request) for one in self._active.values())
+        has_row = any(not isinstance(one.wish, Settle) for one in self._active.values())
         for active in list(self._active.values()):
             if isinstance(active.wish, Settle) and (active.wish.drawn.is_there or not has_row):
                 self._advance(active, partial(next, active.steps))
-                has_row = has_row or isinstance(active.wish, Request)
+                has_row = has_row or not isinstance(active.wish, Settle)
 
     def _launch(self, chosen: Sequence[_Wanting[DrawT, ResultT]]) -> list[tuple[_Active[DrawT, ResultT], Reply]]:
-        """Run a step's rows; if that fails, each in a step of its own. Who fails alone ends, the others get replies."""
+        """Run rows of one kind; if that fails, each by itself. Who fails alone ends, the others get replies."""
+        wishes = [wish for _, wish in chosen]
         try:
-            replies = self._forward([wish for _, wish in chosen]) if chosen else []
+            replies = self._forward([wish for wish in wishes if isinstance(wish, Request)])
+            replies += self._chain([wish for wish in wishes if isinstance(wish, Chain)])
         except Exception as error:  # noqa: BLE001 - a fence: only sessions whose rows fail alone end
             if len(chosen) > 1:
                 # To write a slot again with the same key is harmless, and a failed draw has left nothing behind.
@@ -217,17 +256,30 @@ class StepLoop(Generic[DrawT, ResultT]):
             return []
         return [(active, reply) for (active, _), reply in zip(chosen, replies, strict=True)]
 
+    def _chain(self, wishes: Sequence[Chain[DrawT]]) -> list[Reply]:
+        if not wishes:
+            return []
+        (chains,) = self._chains
+        ids, states = chains.run_chains([wish.row for wish in wishes], [wish.draws for wish in wishes])
+        num_steps = len(wishes[0].draws)
+        starts = range(0, len(wishes) * num_steps, num_steps)
+        drawn = [tuple(Drawn(ids, start + step) for step in range(num_steps)) for start in starts]
+        nothing = states[:0]
+        return [Reply(nothing, states, start, start + num_steps, own) for start, own in zip(starts, drawn, strict=True)]
+
     def _forward(self, requests: Sequence[Request[DrawT]]) -> list[Reply]:
+        if not requests:
+            return []
         embeds = self._embed(requests)
         states = self._decoder.run([request.row for request in requests], embeds)
         ends = list(accumulate(len(request.row.placement.slots) for request in requests))
         draws = [request.draw for request in requests if request.draw is not None]
-        drawn: list[Drawn | None] = [None] * len(requests)
+        drawn: list[tuple[Drawn, ...]] = [()] * len(requests)
         if draws:
             drawing = [index for index, request in enumerate(requests) if request.draw is not None]
             ids = self._chooser.choose(_rows(states, [ends[index] - 1 for index in drawing]), draws)
             for place, index in enumerate(drawing):
-                drawn[index] = Drawn(ids, place)
+                drawn[index] = (Drawn(ids, place),)
         starts = [0, *ends[:-1]]
         return [Reply(embeds, states, *part) for part in zip(starts, ends, drawn, strict=True)]
 
@@ -239,14 +291,12 @@ class StepLoop(Generic[DrawT, ResultT]):
         drawn = iter(torch.split(self._chooser.embed_drawn(slots), 1) if slots else ())
         return torch.cat([next(drawn) if isinstance(one.inputs, DrawSlot) else one.inputs for one in requests])
 
-    def _advance(self, active: _Active[DrawT, ResultT], resume: Callable[[], Request[DrawT] | Settle]) -> None:
+    def _advance(self, active: _Active[DrawT, ResultT], resume: Callable[[], Wish[DrawT]]) -> None:
         wish = self._resumed(active.session_id, resume)
         if wish is not None:
             active.wish = wish
 
-    def _resumed(
-        self, session_id: str, resume: Callable[[], Request[DrawT] | Settle]
-    ) -> Request[DrawT] | Settle | None:
+    def _resumed(self, session_id: str, resume: Callable[[], Wish[DrawT]]) -> Wish[DrawT] | None:
         """What a session wants next; None if its work came to its end."""
         try:
             return resume()

@@ -36,7 +36,7 @@ class CodecDraw(NamedTuple):
 
 
 class CodecChooser:
-    """Owns the codec head's use, and what was drawn."""
+    """Owns the codec head's use, and what was drawn. padding: a draw that is nobody's."""
 
     def __init__(self, network: TalkerNetwork) -> None:
         self._network = network
@@ -45,9 +45,8 @@ class CodecChooser:
         self._num_apart = NumRuns()
         nobody = DrawPlace(DrawSlot(NOBODY), Newest.FORGOTTEN, 1)
         padding = CodecDraw(CodecSampling(), Draws.MOST_LIKELY, nobody, is_eos_masked=False, seed=0, counter=0)
-        self._graphs = DrawGraphs(
-            self._draw_of_all, self.table, _columns([padding], place_columns([nobody])), network.emb_text.weight.dtype
-        )
+        self.padding = _columns([padding], place_columns([nobody]))
+        self._graphs = DrawGraphs(self.draw_of_all, self.table, self.padding, network.emb_text.weight.dtype)
 
     def capture(self, max_draws: int, recorder: Recorder) -> Iterator[int]:
         """As `DrawGraphs.capture`: of calls; chats, which are few, draw launch by launch."""
@@ -60,17 +59,21 @@ class CodecChooser:
 
     def choose(self, states: Tensor, draws: Sequence[CodecDraw]) -> Download:
         """One token per draw, [M] int64. states: [M, hidden]. A failed call leaves nothing behind."""
-        columns = _columns(draws, self.table.columns([draw.place for draw in draws]))
+        columns = self.columns(draws)
         if any(draw.sampling.is_cut for draw in draws):
             self._num_apart = self._num_apart.one_more(is_replayed=False)
             return Download(self._draw_of_some(states, *on_device(columns, self.table.device)))
         return Download(self._graphs.run(states, columns))
 
+    def columns(self, draws: Sequence[CodecDraw]) -> DrawColumns:
+        """What draws are made by; of sessions that hold a slot, each once."""
+        return _columns(draws, self.table.columns([draw.place for draw in draws]))
+
     def embed_drawn(self, slots: Sequence[DrawSlot]) -> Tensor:
         """[len(slots), hidden], the inputs for each slot's newest draw."""
         return self._network.embed_codes(self.table.fed(slots))
 
-    def _draw_of_all(self, states: Tensor, whole: Tensor, fractions: Tensor) -> Tensor:
+    def draw_of_all(self, states: Tensor, whole: Tensor, fractions: Tensor) -> Tensor:
         """Where no row's choice is cut; as `Draw`."""
         return self._draw(states, whole, fractions, None)
 

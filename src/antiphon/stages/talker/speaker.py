@@ -5,6 +5,7 @@ Source: REFERENCE 8; in chats 14.5. Shown by tests/stages/test_talker.py and the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,12 +16,14 @@ from antiphon.core.context import Context
 from antiphon.core.messages import CodecChunk, GoOn, Handoff
 from antiphon.core.sampling import ALL_TOKENS
 from antiphon.core.window import BasicWindow
-from antiphon.kernels.transfer import upload
+from antiphon.kernels.transfer import Download, upload
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.talker import TalkerNetwork
+from antiphon.stages.chain_graphs import ChainGraphs, ChainParts
 from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.step_packing import Row
-from antiphon.stages.stepping import Request, Settle, StepLoop, Steps
+from antiphon.stages.stepping import Chain, Request, Settle, StepLoop, Steps
 from antiphon.stages.talker.choosing import CodecChooser, CodecDraw
 from antiphon.stages.talker.state import Saying, TalkerState
 
@@ -43,17 +46,61 @@ class CodecStep:
     is_eos: bool
 
 
+CHAIN_STEPS = 5
+"""Of a chunk's steps, so many at once on a GPU: the first token of a chunk is drawn with its condition, 25 are left."""
+
+
+class _SpokenChains:
+    """Chains of codec tokens."""
+
+    def __init__(self, chooser: CodecChooser, graphs: ChainGraphs) -> None:
+        self._chooser = chooser
+        self._graphs = graphs
+
+    def run_chains(self, rows: Sequence[Row], draws: Sequence[tuple[CodecDraw, ...]]) -> tuple[Download, Tensor]:
+        """As `Chains`."""
+        return self._graphs.run(rows, [self._chooser.columns(step) for step in zip(*draws, strict=True)])
+
+
 class Speaker:
     """Owns the talker's cache, its draws and the unfinished work of its sessions."""
 
-    def __init__(self, network: TalkerNetwork, cache: CacheConfig) -> None:
+    def __init__(self, network: TalkerNetwork, cache: CacheConfig, chain_steps: int = 1) -> None:
+        """chain_steps: of a call's chunk, so many at once."""
         weight = network.emb_text.weight
         self._network = network
         self._device = weight.device
         self._eos = network.config.num_codec_tokens - 1
         self.decoder = PagedDecoder(network, network.config.decoder, cache, weight.device, weight.dtype)
         self.chooser = CodecChooser(network)
-        self.loop: StepLoop[CodecDraw, CodecChunk] = StepLoop(self.decoder, self.chooser)
+        self.chains = ChainGraphs(
+            ChainParts(
+                forward=network,
+                cache=self.decoder.cache,
+                embed=network.embed_codes,
+                draw=self.chooser.draw_of_all,
+                table=self.chooser.table,
+                padding=self.chooser.padding,
+                group_size=self.decoder.group_size,
+            ),
+            chain_steps,
+        )
+        chains = _SpokenChains(self.chooser, self.chains)
+        self.loop: StepLoop[CodecDraw, CodecChunk] = StepLoop(self.decoder, self.chooser, chains)
+
+    def capture(self, max_rows: int, recorder: Recorder) -> Iterator[int]:
+        """Record steps, draws and chains of up to so many rows, before the first step; on a GPU only.
+
+        Yields, each time one is done, how many of its kind are left.
+        """
+        yield from self.decoder.capture(max_rows, self.max_context_tokens, recorder)
+        yield from self.chooser.capture(max_rows, recorder)
+        yield from self.chains.capture(max_rows, self.max_context_tokens, recorder)
+
+    @property
+    def num_runs(self) -> NumRuns:
+        """Of steps, draws and chains."""
+        return self.decoder.num_runs + self.chooser.num_runs + self.chains.num_runs
 
     @property
     def max_context_tokens(self) -> int:
@@ -161,24 +208,29 @@ class Speaker:
         steps: list[CodecStep] = []
         row = Row(context, context.append(condition.shape[0]))
         newest = yield Request(row, condition, _draw(state, slot, Newest.FORGOTTEN, is_eos_masked=min_tokens > 0))
+        num_drawn = 1
         while True:
-            drawn, hidden = newest.drawn, newest.states[-1]
-            assert drawn is not None, "a draw was asked for"
-            is_last = len(steps) == MAX_CHUNK_TOKENS
-            if is_last:
-                yield Settle(drawn)
+            unread, num_left = newest, MAX_CHUNK_TOKENS + 1 - num_drawn
+            if num_left:
+                # Fed before they are read: an EOS costs these rows, which are taken back.
+                num_next = self.chains.num_steps if num_left >= self.chains.num_steps else 1
+                draws = tuple(
+                    _draw(state, slot, Newest.TAKEN, is_eos_masked=number < min_tokens)
+                    for number in range(num_drawn, num_drawn + num_next)
+                )
+                row = Row(context, context.append(num_next))
+                newest = yield Request(row, slot, draws[0]) if num_next == 1 else Chain(row, slot, draws)
+                num_drawn += num_next
             else:
-                # Fed before it is read: an EOS costs this row, which is taken back.
-                draw = _draw(state, slot, Newest.TAKEN, is_eos_masked=len(steps) + 1 < min_tokens)
-                newest = yield Request(Row(context, context.append(1)), slot, draw)
-            token = drawn.read()
-            steps.append(CodecStep(token, hidden, token == self._eos))
-            if is_last:
-                return steps
-            if token == self._eos:
-                context.retract(1)
-                state.num_draws -= 1
-                return steps
+                yield Settle(unread.draws[-1])
+            for drawn, hidden in zip(unread.draws, unread.states[-len(unread.draws) :], strict=True):
+                token = drawn.read()
+                steps.append(CodecStep(token, hidden, token == self._eos))
+                if token == self._eos or len(steps) > MAX_CHUNK_TOKENS:
+                    num_void = num_drawn - len(steps)
+                    context.retract(num_void)
+                    state.num_draws -= num_void
+                    return steps
 
     def _make_room(self, context: Context, num_tokens: int) -> None:
         """Drop the turn's oldest chunks until the next one fits into the positions the talker was trained on."""

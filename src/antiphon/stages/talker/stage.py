@@ -31,9 +31,14 @@ class TalkerStage:
     have rooms of their own, so that no call waits for a chat.
     """
 
-    def __init__(self, network: TalkerNetwork, cache: CacheConfig, num_chat_rooms: int = 0) -> None:
-        """cache: one that holds a call's turn of full length at least, besides `num_chat_rooms` of chats."""
-        self.speaker = Speaker(network, cache)
+    def __init__(
+        self, network: TalkerNetwork, cache: CacheConfig, num_chat_rooms: int = 0, chain_steps: int = 1
+    ) -> None:
+        """cache: one that holds a call's turn of full length at least, besides `num_chat_rooms` of chats.
+
+        chain_steps: as of `Speaker`.
+        """
+        self.speaker = Speaker(network, cache, chain_steps)
         self._turn_blocks = turn_cache(network.config.max_position_tokens, cache.block_size).num_blocks
         num_chat_blocks = num_chat_rooms * self._turn_blocks
         self._room = Admission(cache.num_blocks - num_chat_blocks)
@@ -87,8 +92,7 @@ class TalkerStage:
 
     def survey(self) -> TalkerCounts:
         num_rooms = self._room.num_free_blocks // self._turn_blocks
-        num_runs = self.speaker.decoder.num_runs + self.speaker.chooser.num_runs
-        return TalkerCounts(len(self._waiting), num_rooms, num_runs)
+        return TalkerCounts(len(self._waiting), num_rooms, self.speaker.num_runs)
 
     def _speak(self, state: TalkerState, work: Handoff[Tensor] | GoOn) -> SpeakerSteps[CodecChunk]:
         if isinstance(work, GoOn):
