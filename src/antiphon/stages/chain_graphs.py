@@ -36,7 +36,7 @@ class ChainParts:
     """What a chain is made of.
 
     embed: ids [R] int64 → inputs [R, hidden]. draw: as `Draw`; it records in the table what is fed next. padding: of
-    columns. group_size: query heads per key head.
+    columns. num_group_heads: query heads per key head.
     """
 
     forward: Forward
@@ -45,7 +45,7 @@ class ChainParts:
     draw: Draw
     table: DrawTable
     padding: DrawColumns
-    group_size: int
+    num_group_heads: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +90,7 @@ class ChainGraphs:
         rows: R, of as many tokens as there are steps. draws: of each step, R each.
         Returns ids, [R * num_steps] int64, row after row, and states in the same order, [R * num_steps, hidden].
         """
-        packed = PackedRows.of(first_tokens(rows), self._parts.group_size)
+        packed = PackedRows.of(first_tokens(rows), self._parts.num_group_heads)
         last = packed.shape.max_keys + self.num_steps - 1
         is_there = self._parts.table.version == self._table_version
         fitting = (one for one in self._captured if is_there and one.holds(packed.shape, last))
@@ -123,7 +123,7 @@ class _Buffers:
     def __init__(self, parts: ChainParts, shape: StepShape, steps: Tensor, draws: Tensor, num_steps: int) -> None:
         self.steps = steps
         self.draws = draws
-        self._group_size = parts.group_size
+        self._group_size = parts.num_group_heads
         self._chain = ChainBuffer(shape, num_steps, steps)
         self._columns = [ColumnBuffer(parts.padding, shape.num_rows, one) for one in draws.view(num_steps, -1)]
 
@@ -166,7 +166,7 @@ class _Captured:
         nobody = DrawColumns([[] for _ in parts.padding.whole], [[] for _ in parts.padding.fractions])
         # Nothing but padding: the launches are the same, and nothing is written.
         self._upload((), [nobody] * num_steps)
-        packed = PackedRows.of((), parts.group_size)
+        packed = PackedRows.of((), parts.num_group_heads)
         self._replay = recorder.record(
             lambda: _chained(parts, shape, _inputs_in(parts, shape, self._steps, self._draws, num_steps), packed)
         )

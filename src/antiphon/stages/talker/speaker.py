@@ -81,7 +81,7 @@ class Speaker:
                 draw=self.chooser.draw_of_all,
                 table=self.chooser.table,
                 padding=self.chooser.padding,
-                group_size=self.decoder.group_size,
+                num_group_heads=self.decoder.group_size,
             ),
             chain_steps,
         )
