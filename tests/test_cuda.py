@@ -204,6 +204,42 @@ def test_the_host_never_waits_inside_a_step(
             recorder.forget()
 
 
+WAITS = (
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaMemcpy",
+    "cudaStreamWaitEvent",
+    "cudaFree",
+    "cudaMalloc",
+)
+"""Calls of the runtime that make the host wait, or other streams."""
+
+
+def test_the_profiler_sees_no_call_that_waits_in_recorded_steps(tiny_checkpoint: Path) -> None:
+    """The allocator is warm by then. What is read is waited for by an event of its own."""
+    cuda, tokenizer = torch.device("cuda"), load_tokenizer(tiny_checkpoint)
+    model = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, cuda), torch.bfloat16)
+    with torch.inference_mode():
+        decider, recorder = Decider(model.thinker, tokenizer, CacheConfig(100)), GraphRecorder.on(cuda)
+        record(decider.decoder, decider.chooser, recorder)
+        mind = decider.open(thinker_session(SlideMode.ROTATE_QUERY, Draws.SAMPLED), 1000)
+        decider.loop.run("a", decider.prompt(mind, decider.embed((1, 2, 3)), ()), 0.0)
+        heard = torch.randn(11, decider.embed(()).shape[1], device=cuda, dtype=torch.bfloat16)
+
+        def units(number: int) -> None:
+            for _ in range(number):
+                decider.loop.run("a", decider.decide(mind, heard, 0.0, Wish.FREE), 0.0)
+
+        units(NUM_UNITS)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            units(NUM_UNITS)
+        calls = {event.key: event.count for event in profile.key_averages()}
+        recorder.forget()
+    assert calls["cudaGraphLaunch"] >= 2 * NUM_UNITS
+    assert not [name for name in calls if name in WAITS]
+
+
 def record(decoder: PagedDecoder, chooser: TextChooser | CodecChooser, recorder: GraphRecorder) -> None:
     *_, num_left = decoder.capture(2, 1000, recorder)
     *_, num_left_draws = chooser.capture(2, recorder)

@@ -35,7 +35,7 @@ def test_operators_are_timed_on_the_device(tiny: Target) -> None:
 
 def test_a_slide_that_moves_nothing_takes_the_host_only(tiny: Target) -> None:
     result = run_slide(tiny, SlidePlans((200,), num_slides=5, num_repetitions=2, num_reprefills=1))
-    assert {figure.case for figure in result.figures} == {"rotate_query", "rotate_keys", "reprefill"}
+    assert {figure.case for figure in result.figures} == {"rotate_query", "rotate_keys", "reprefill", "copy"}
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])

@@ -156,7 +156,9 @@ def check_scaled(place: Place, num_tokens: int, heads: tuple[int, int, int], has
     cache = scaled_cache(x)
     got = run(place, x, cache)
     want = run(place, x, empty_cache(x))
-    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True)), "queries are as ever"
+    for one, other in zip(got, want, strict=True):
+        # Queries are as ever, but that another kernel may join another product and sum into one rounding.
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     k, v, slots = x.k.cpu(), x.v.cpu(), x.slots.cpu()
     wanted_k = normed(k, x.norm.k_weight.cpu(), x.norm.eps) if x.norm else k
     keys, values, key_scales, value_scales = stored_in(cache)
