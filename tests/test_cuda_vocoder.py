@@ -96,7 +96,9 @@ def test_whole_chunks_are_replayed_and_others_counted(generation: Generation) ->
     before = choir.renderer.num_runs
     assert before.num_replayed >= 2 + NUM_CHUNKS
     choir.sing(NUM_CHUNKS, (1, 1, 1, 1), is_turn_end=True)
-    assert choir.renderer.num_runs.num_launched == before.num_launched + 1, "the flow is filled up, the vocoder is not"
+    # Pieces are filled up to what was recorded, but for the causal vocoder's.
+    num_more = choir.renderer.num_runs.num_launched - before.num_launched
+    assert num_more == (1 if generation is Generation.V1_0_7 else 0)
 
 
 @pytest.mark.parametrize("compute", [Compute.TF32, Compute.BFLOAT16])

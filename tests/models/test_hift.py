@@ -194,9 +194,9 @@ def test_noise_can_be_drawn_again_when_a_chunk_failed() -> None:
 
 
 def test_a_recorded_run_gives_the_samples_that_a_launched_one_gives(hift: Hift) -> None:
-    """Also where one session begins its turn and another goes on, and for what was not recorded."""
+    """Also where one session begins its turn and another goes on, and where pieces are shorter than the recorded."""
     launched, recorded = Vocoder(hift), Vocoder(hift)
-    assert [*recorded.capture((1, 2), 10, Rerun())] == [3, 2, 1, 0]
+    assert [*recorded.capture((1, 2), (10, 14), Rerun())] == [3, 2, 1, 0]
     mels = [random(1, BINS, num, seed=num) for num in (10, 10, 18, 10, 12)]
     told = []
     for vocoder in (launched, recorded):
@@ -207,8 +207,38 @@ def test_a_recorded_run_gives_the_samples_that_a_launched_one_gives(hift: Hift) 
         later, first = piece(vocoder, mels[3], first)
         ended, _ = piece(vocoder, mels[4], first, is_last=True)
         told.append(torch.cat([begun, went_on, began, later, ended], dim=-1))
-    assert torch.equal(*told)
-    assert (launched.num_runs, recorded.num_runs) == (NumRuns(0, 4), NumRuns(3, 1))
+    torch.testing.assert_close(*told, rtol=0, atol=TOLERANCE)
+    assert (launched.num_runs, recorded.num_runs) == (NumRuns(0, 4), NumRuns(4, 0))
+
+
+def test_pieces_of_several_lengths_share_a_run_and_sound_as_each_alone(hift: Hift) -> None:
+    """The ends of turns among them, down to a frame, and turns that are one piece."""
+    alone, together = Vocoder(hift), Vocoder(hift)
+    assert [*together.capture((5,), (14,), Rerun())] == [0]
+    states = [alone.at_turn_start(SeededNoise(seed, CPU)) for seed in range(5)]
+    for number in (0, 1, 2):
+        _, states[number] = piece(alone, random(1, BINS, 9, seed=number), states[number])
+    lengths = (1, 14, 9, 3, 22)
+    rows = [
+        VocoderRow(random(1, BINS, length, seed=10 + number), state, is_last=number != 2)
+        for number, (length, state) in enumerate(zip(lengths, states, strict=True))
+    ]
+    assert {together.kind_of(row) for row in rows} == {(22,)}
+    # Nothing of a piece that stood there before is heard.
+    together.speak([VocoderRow(9 * random(1, BINS, 22, seed=9), states[4], is_last=True)] * 5)
+    sung = together.speak([rows[1], rows[0], rows[4], rows[2], rows[3]])
+    assert together.num_runs == NumRuns(2, 0)
+    for place, number in enumerate((1, 0, 4, 2, 3)):
+        want, after = piece(alone, rows[number].mel, rows[number].state, is_last=rows[number].is_last)
+        samples, state = sung[place]
+        torch.testing.assert_close(samples, want, rtol=0, atol=TOLERANCE)
+        for mine, its in (
+            (state.mel_tail, after.mel_tail),
+            (state.source_tail, after.source_tail),
+            (state.speech_tail, after.speech_tail),
+        ):
+            torch.testing.assert_close(mine, its, rtol=0, atol=TOLERANCE)
+        assert state.noise == after.noise
 
 
 def test_sessions_share_a_run_and_hear_nothing_of_each_other(hift: Hift) -> None:

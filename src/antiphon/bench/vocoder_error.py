@@ -114,7 +114,7 @@ def _turn(model: Model, device: torch.device, num_chunks: int, precision: Precis
         sizes = (1,)
         for _ in synthesizer.capture(sizes, (CHUNK_TOKENS,), voice_frames, recorder):
             pass
-        for _ in vocoder.capture(sizes, CHUNK_TOKENS * MEL_FRAMES_PER_CODEC_TOKEN, recorder):
+        for _ in vocoder.capture(sizes, (CHUNK_TOKENS * MEL_FRAMES_PER_CODEC_TOKEN,), recorder):
             pass
 
     def tokens(number: int) -> tuple[int, ...]:

@@ -14,7 +14,9 @@ _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["num_channels"])  # type: ignore[untyped-decorator]
-def _snake(x, alpha, out, num_channels, n, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _snake(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+    x, alpha, lengths, out, num_channels, n, eps, HAS_LENGTHS: tl.constexpr, BLOCK: tl.constexpr
+):
     channel = tl.program_id(0)
     slope = tl.load(alpha + channel % num_channels)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -22,13 +24,19 @@ def _snake(x, alpha, out, num_channels, n, eps, BLOCK: tl.constexpr):  # type: i
     here = channel.to(tl.int64) * n + place
     value = tl.load(x + here, mask=is_there, other=0.0)
     wave = tl.sin(slope * value)
-    tl.store(out + here, value + wave * wave / (slope + eps), mask=is_there)
+    result = value + wave * wave / (slope + eps)
+    if HAS_LENGTHS:
+        result = tl.where(place < tl.load(lengths + channel // num_channels), result, 0.0)
+    tl.store(out + here, result, mask=is_there)
 
 
-def snake(x: Tensor, alpha: Tensor, *, eps: float) -> Tensor:
+def snake(x: Tensor, alpha: Tensor, *, eps: float, lengths: Tensor | None) -> Tensor:
     """Tensors as in `op.py`."""
     B, C, n = x.shape
     out = torch.empty_like(x)
     if B * n:
-        _snake[(B * C, triton.cdiv(n, _BLOCK))](x, alpha, out, C, n, eps, BLOCK=_BLOCK)
+        has_lengths = lengths is not None
+        _snake[(B * C, triton.cdiv(n, _BLOCK))](
+            x, alpha, x if lengths is None else lengths, out, C, n, eps, HAS_LENGTHS=has_lengths, BLOCK=_BLOCK
+        )
     return out

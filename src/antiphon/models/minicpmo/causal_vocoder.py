@@ -107,8 +107,12 @@ class CausalVocoder:
         phase = new(1, config.num_harmonics, dtype=torch.float64)
         return CausalState(new(1, config.num_mel_bins, 0), new(1, 0), phase, noise)
 
-    def capture(self, nums_rows: Sequence[int], num_new_frames: int, recorder: Recorder) -> Iterator[int]:
-        """Record runs of so many sessions with so many new frames, at a turn's start and when the tails are full."""
+    def capture(self, nums_rows: Sequence[int], nums_new_frames: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record runs of so many sessions with the first number of new frames, at a turn's start and later.
+
+        Later the tails are full. Others are of turns' ends, which are launched.
+        """
+        num_new_frames = nums_new_frames[0]
         full = self.num_history_frames + DELAY_FRAMES, self.num_history_frames + FILTER_LOOKAHEAD_FRAMES
         kinds = [
             (num_rows, num_mel + num_new_frames - PITCH_LOOKAHEAD_FRAMES, num_source)
@@ -133,6 +137,10 @@ class CausalVocoder:
 
         with fastest_convolutions():
             return _Recorded(inputs, recorder.record(run))
+
+    def kind_of(self, row: VocoderRow) -> tuple[int]:
+        """As in `SpeechVocoder`."""
+        return (row.num_frames,)
 
     def speak(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, CausalState]]:
         """As in `SpeechVocoder`; chunks of any length, also of none."""

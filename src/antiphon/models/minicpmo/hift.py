@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from antiphon.kernels.snake.op import snake
 from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES, HiftConfig
+from antiphon.models.minicpmo.hift_extent import NO_ENDS, WHOLE, Ends, Extent
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
 
 N_FFT = 16
@@ -95,22 +95,29 @@ class HiftNetwork(nn.Module, ABC):
         """Once, when the weights are loaded: to run them."""
         fold_weight_norms(self)
 
-    def filter(self, mel: Tensor, source: Tensor) -> Tensor:
-        """mel: [B, M, T], source: [B, 480 T] float32 -> samples [B, 480 T] float32 within ±0.99."""
-        spectrum = _spectrum(source)
+    def filter(self, mel: Tensor, source: Tensor, extent: Extent = WHOLE) -> Tensor:
+        """mel: [B, M, T], source: [B, 480 T] float32 -> samples [B, 480 T] float32 within ±0.99.
+
+        extent: of what is real; the mel is zero behind it, and the samples there mean nothing.
+        """
+        spectrum = _spectrum(source, extent)
         num_stages = len(self.ups)
         num_parallel = len(self.resblocks) // num_stages
-        x = self.conv_pre(mel)
-        for stage in range(num_stages):
-            x = self.ups[stage](F.leaky_relu(x, STAGE_SLOPE))
+        x, ends, steps_per_frame = self.conv_pre(mel), extent.at(1), 1
+        for stage, rate in enumerate(UPSAMPLING_RATES):
+            x = self.ups[stage](ends.cut(F.leaky_relu(x, STAGE_SLOPE)))
+            steps_per_frame *= rate
+            ends = extent.at(steps_per_frame)
             if stage == num_stages - 1:
                 x = F.pad(x, (1, 0), mode="reflect")  # the spectrum has one frame more, as its frames are centred
-            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
+                ends = extent.at(steps_per_frame, num_more=1)
+            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum), ends)
             parallel = self.resblocks[stage * num_parallel : (stage + 1) * num_parallel]
-            x = torch.stack([block(x) for block in parallel]).mean(0)
-        x = self.conv_post(F.leaky_relu(x, LAST_SLOPE))
+            x = torch.stack([block(x, ends) for block in parallel]).mean(0)
+        x = self.conv_post(ends.cut(F.leaky_relu(x, LAST_SLOPE)))
         log_magnitude, phase = x.chunk(2, dim=1)
-        return _samples(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase.sin()).clamp(-MAX_SAMPLE, MAX_SAMPLE)
+        samples = _samples(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase.sin(), ends)
+        return samples.clamp(-MAX_SAMPLE, MAX_SAMPLE)
 
 
 class Hift(HiftNetwork):
@@ -131,25 +138,25 @@ class Hift(HiftNetwork):
     def _conv(self, num_before: int, num_after: int, kernel: int, dilation: int) -> nn.Module:
         return nn.Conv1d(num_before, num_after, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2)
 
-    def pitch_hz(self, mel: Tensor) -> Tensor:
-        """mel: [B, M, T] float32 -> [B, T] float32."""
-        pitch: Tensor = self.f0_predictor(mel)
+    def pitch_hz(self, mel: Tensor, extent: Extent = WHOLE) -> Tensor:
+        """mel: [B, M, T] float32, zeros behind the extent -> [B, T] float32."""
+        pitch: Tensor = self.f0_predictor(mel, extent.at(1))
         return pitch
 
-    def source(self, pitch_hz: Tensor, noise: Tensor) -> Tensor:
+    def source(self, pitch_hz: Tensor, noise: Tensor, extent: Extent = WHOLE) -> Tensor:
         """The excitation signal. The phase starts at zero in every call.
 
         pitch_hz: [B, T] float32
         noise:    [B, 480 T, 9] float32, standard normal, or zeros
         Returns: [B, 480 T] float32.
         """
-        sines, is_voiced = harmonics(pitch_hz, noise.shape[-1])
+        sines, is_voiced = harmonics(pitch_hz, noise.shape[-1], extent)
         amplitude = torch.where(is_voiced, VOICED_NOISE, UNVOICED_NOISE)
         out: Tensor = self.m_source(sines * is_voiced + amplitude * noise)
         return out
 
 
-def harmonics(pitch_hz: Tensor, num_harmonics: int) -> tuple[Tensor, Tensor]:
+def harmonics(pitch_hz: Tensor, num_harmonics: int, extent: Extent = WHOLE) -> tuple[Tensor, Tensor]:
     """Sines of the pitch and its multiples, and where there is a voice.
 
     The phase is summed over whole frames and interpolated between their centres, in float32 radians as the reference
@@ -159,7 +166,7 @@ def harmonics(pitch_hz: Tensor, num_harmonics: int) -> tuple[Tensor, Tensor]:
     orders = torch.arange(1, num_harmonics + 1, device=pitch_hz.device)
     turns_per_sample = (pitch_hz[..., None] * orders / OUTPUT_RATE_HZ) % 1.0
     phase = turns_per_sample.cumsum(dim=1) * (2 * math.pi) * SAMPLES_PER_MEL_FRAME
-    phase = F.interpolate(phase.mT, scale_factor=SAMPLES_PER_MEL_FRAME, mode="linear").mT
+    phase = F.interpolate(extent.last_repeated(phase).mT, scale_factor=SAMPLES_PER_MEL_FRAME, mode="linear").mT
     is_voiced = (pitch_hz > VOICED_ABOVE_HZ).repeat_interleave(SAMPLES_PER_MEL_FRAME, dim=1)
     return SINE_AMPLITUDE * phase.sin(), is_voiced[..., None]
 
@@ -175,9 +182,14 @@ class _PitchPredictor(nn.Module):
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(config.pitch_channels, 1)
 
-    def forward(self, mel: Tensor) -> Tensor:
+    def forward(self, mel: Tensor, ends: Ends = NO_ENDS) -> Tensor:
         """mel: [B, M, T] floating -> [B, T] of the same kind, in Hz; the causal one needs three frames more."""
-        pitch: Tensor = self.classifier(self.condnet(mel).mT)
+        x = mel
+        for layer in self.condnet:
+            x = layer(x)
+            if isinstance(layer, nn.ELU):
+                x = ends.cut(x)
+        pitch: Tensor = self.classifier(x.mT)
         return pitch.abs().squeeze(-1)
 
 
@@ -202,12 +214,12 @@ class _ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(_Snake(channels) for _ in DILATIONS)
         self.activations2 = nn.ModuleList(_Snake(channels) for _ in DILATIONS)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ends: Ends) -> Tensor:
         """x: [B, C, n] float32 -> the same."""
         for snake1, conv1, snake2, conv2 in zip(
             self.activations1, self.convs1, self.activations2, self.convs2, strict=True
         ):
-            x = x + conv2(snake2(conv1(snake1(x))))
+            x = x + conv2(snake2(conv1(snake1(x, ends)), ends))
         return x
 
 
@@ -218,9 +230,9 @@ class _Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [B, C, n] float32 -> the same."""
-        return snake(x.contiguous(), self.alpha, eps=SNAKE_EPS)
+    def forward(self, x: Tensor, ends: Ends) -> Tensor:
+        """x: [B, C, n] float32 -> the same, zeros behind the ends."""
+        return ends.snake(x.contiguous(), self.alpha, SNAKE_EPS)
 
 
 def _window(device: torch.device) -> Tensor:
@@ -235,8 +247,8 @@ def _waves(device: torch.device) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def _spectrum(samples: Tensor) -> Tensor:
-    """The transform of windowed frames around every 4th sample, the ends mirrored.
+def _spectrum(samples: Tensor, extent: Extent = WHOLE) -> Tensor:
+    """The transform of windowed frames around every 4th sample, the ends mirrored; zeros behind the extent.
 
     A product by a matrix of 18 rows: of 16 samples it costs nothing, while a recorded cuFFT now and then reads what is
     not there when other stages are at work (seen on an H200, torch 2.11).
@@ -244,13 +256,12 @@ def _spectrum(samples: Tensor) -> Tensor:
     """
     cosines, sines = _waves(samples.device)
     matrix = (torch.cat((cosines, -sines)) * _window(samples.device)).to(samples.dtype)
-    half = N_FFT // 2
-    frames = F.pad(samples[:, None], (half, half), mode="reflect")[:, 0].unfold(-1, N_FFT, HOP_SAMPLES)
-    return matrix @ frames.mT
+    frames = extent.mirrored(samples, N_FFT // 2).unfold(-1, N_FFT, HOP_SAMPLES)
+    return extent.at(SAMPLES_PER_MEL_FRAME // HOP_SAMPLES, num_more=1).cut(matrix @ frames.mT)
 
 
-def _samples(magnitude: Tensor, phase: Tensor) -> Tensor:
-    """The inverse of `_spectrum` from polar parts.
+def _samples(magnitude: Tensor, phase: Tensor, ends: Ends = NO_ENDS) -> Tensor:
+    """The inverse of `_spectrum` from polar parts, of the frames before the ends.
 
     magnitude, phase: [B, 9, n + 1] float32 -> [B, 4 n] float32.
     """
@@ -260,8 +271,8 @@ def _samples(magnitude: Tensor, phase: Tensor) -> Tensor:
     weights[:: N_FFT // 2] /= 2
     cosines, sines = _waves(magnitude.device)
     matrix = (torch.cat((cosines * weights, -sines * weights)) * window).to(magnitude.dtype)
-    frames = matrix.mT @ torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
-    covered = window.square().to(magnitude.dtype)[:, None].expand(1, N_FFT, frames.shape[2])
+    frames = ends.cut(matrix.mT @ torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1))
+    covered = ends.cut(window.square().to(magnitude.dtype)[:, None].expand(1, N_FFT, frames.shape[2]))
     half = N_FFT // 2
     return (_overlapped(frames) / _overlapped(covered).clamp(min=SNAKE_EPS))[:, half:-half]
 

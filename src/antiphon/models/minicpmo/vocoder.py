@@ -1,9 +1,9 @@
 """Mel chunks to one continuous waveform: what any vocoder does for a turn, and the one of minicpmo-utils 1.0.5.
 
 The reference of 1.0.5 vocodes a chunk together with the last 8 mel frames, continues the old source
-signal through them and fades the two renderings of those 160 ms into each other (REFERENCE 9.7). Equally long pieces
-of several sessions are one batch. Not PCM, not units: `stages/code2wav`. Not 1.0.7: `causal_vocoder.py`. Tests: golden
-code2wav, tests/models/test_hift.py.
+signal through them and fades the two renderings of those 160 ms into each other (REFERENCE 9.7). Pieces of several
+sessions are one batch, whatever their lengths (`hift_extent.py`). Not PCM, not units: `stages/code2wav`. Not 1.0.7:
+`causal_vocoder.py`. Tests: golden code2wav, tests/models/test_hift.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.kernels.sampling.draws import generator_seed, uniforms
@@ -21,6 +22,7 @@ from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder, fastest_convolutions, tensor_core_convolutions
 from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.hift import Hift
+from antiphon.models.minicpmo.hift_extent import WHOLE, Extent, Ragged
 from antiphon.units import SAMPLES_PER_MEL_FRAME
 
 OVERLAP_FRAMES = 8
@@ -108,13 +110,19 @@ class SpeechVocoder(Protocol):
 
     def at_turn_start(self, noise: SourceNoise) -> TurnState: ...
 
-    def capture(self, nums_rows: Sequence[int], num_new_frames: int, recorder: Recorder) -> Iterator[int]:
-        """Record runs of so many sessions whose chunks have so many frames; yields after each how many are left."""
+    def capture(self, nums_rows: Sequence[int], nums_new_frames: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record runs of so many sessions whose chunks have so many frames, the usual number first.
+
+        Yields after each how many are left, two for each number of sessions.
+        """
+
+    def kind_of(self, row: VocoderRow) -> tuple[int, ...]:
+        """Rows of one kind can be in one run."""
 
     def speak(self, rows: Sequence[VocoderRow]) -> Sequence[tuple[Tensor, TurnState]]:
         """The next samples of a turn, for each of several sessions.
 
-        rows: with equally many frames
+        rows: of one kind
         Returns: per row [1, n] float32, and the state after them. As many samples as the chunk has frames, after 160 ms
         of silence at a turn's start; the last chunk ends with the 160 ms that were held back until then.
         """
@@ -152,6 +160,7 @@ class PieceInputs:
     noise:       [B, 480 T, harmonics] float32
     source_tail: [B, 3840] float32, and speech_tail: of the chunks before; anything at the start of turns
     goes_on:     [B, 1] bool, whether there is a chunk before
+    num_frames:  [B] int64, how many of T are real; behind them the mel is zero and the noise anything
     """
 
     mel: Tensor
@@ -159,6 +168,7 @@ class PieceInputs:
     source_tail: Tensor
     speech_tail: Tensor
     goes_on: Tensor
+    num_frames: Tensor
 
 
 Rendered = tuple[Tensor, Tensor]
@@ -187,15 +197,15 @@ class Vocoder:
         new = self._like.new_zeros
         return VocoderState(new(1, self.hift.config.num_mel_bins, 0), new(1, 0), new(1, 0), noise)
 
-    def capture(self, nums_rows: Sequence[int], num_new_frames: int, recorder: Recorder) -> Iterator[int]:
-        """Record runs of so many sessions with so many new frames, at a turn's start and later.
+    def capture(self, nums_rows: Sequence[int], nums_new_frames: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record runs of so many sessions with up to so many new frames each.
 
         Yields after each how many are left.
         """
         kinds = [
-            (num_rows, num_old + num_new_frames)
+            (num_rows, OVERLAP_FRAMES + num_new_frames)
             for num_rows in sorted(nums_rows, reverse=True)
-            for num_old in (OVERLAP_FRAMES, 0)
+            for num_new_frames in sorted(nums_new_frames, reverse=True)
         ]
         for index, (num_rows, num_frames) in enumerate(kinds):
             self._recorded[num_rows, num_frames] = self._record(num_rows, num_frames, recorder)
@@ -209,61 +219,84 @@ class Vocoder:
             source_tail=new(num_rows, OVERLAP_SAMPLES),
             speech_tail=new(num_rows, OVERLAP_SAMPLES),
             goes_on=new(num_rows, 1, dtype=torch.bool),
+            num_frames=new(num_rows, dtype=torch.int64) + num_frames,
         )
+        extent = Ragged(inputs.num_frames, SAMPLES_PER_MEL_FRAME)
 
         def run() -> Rendered:
-            return self._run(inputs, tensor_core_convolutions(self._compute))
+            return self._run(inputs, extent, tensor_core_convolutions(self._compute))
 
         with fastest_convolutions():
             return _Recorded(inputs, recorder.record(run))
 
+    def kind_of(self, row: VocoderRow) -> tuple[int, ...]:
+        """Rows that the same recordings hold, however long they are; others by their length."""
+        num_frames = row.num_frames
+        return (min((size for _, size in self._recorded if size >= num_frames), default=num_frames),)
+
     def speak(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, VocoderState]]:
         """The next samples of a turn, for each of several sessions.
 
-        rows: with equally many frames
+        rows: of one kind
         Returns: per row [1, n] float32 within ±1.08, n as in `spliced`, and the state after them.
         """
-        num_frames = rows[0].num_frames
+        ((num_frames,),) = {self.kind_of(row) for row in rows}
+        recorded = self._recorded.get((len(rows), num_frames))
         states = [_own(row.state) for row in rows]
         pieces = [
             torch.cat((state.mel_tail, row.mel.to(self._like.dtype)), dim=-1)
             for state, row in zip(states, rows, strict=True)
         ]
-        num_samples, num_harmonics = num_frames * SAMPLES_PER_MEL_FRAME, self.hift.config.num_harmonics
-        draws = [state.noise.draw(num_samples, num_harmonics) for state in states]
-        goes_on = upload(torch.tensor([[state.goes_on] for state in states]), self._like.device)
-        tails = [_filled(state.source_tail) for state in states], [_filled(state.speech_tail) for state in states]
-        parts = pieces, [values for values, _ in draws], *tails
-        recorded = self._recorded.get((len(rows), num_frames))
+        nums_frames = [row.num_frames for row in rows]
+        num_harmonics = self.hift.config.num_harmonics
+        draws = [
+            state.noise.draw(own * SAMPLES_PER_MEL_FRAME, num_harmonics)
+            for state, own in zip(states, nums_frames, strict=True)
+        ]
+        numbers = torch.tensor([[state.goes_on for state in states], nums_frames])
+        goes_on, lengths = upload(numbers, self._like.device)
+        parts = (
+            [_lengthened(piece, num_frames) for piece in pieces],
+            [_lengthened(values.mT, num_frames * SAMPLES_PER_MEL_FRAME).mT for values, _ in draws],
+            [_filled(state.source_tail) for state in states],
+            [_filled(state.speech_tail) for state in states],
+        )
         if recorded is None:
+            extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths, SAMPLES_PER_MEL_FRAME)
             mel, drawn, source_tail, speech_tail = map(torch.cat, parts)
-            inputs = PieceInputs(mel, drawn, source_tail, speech_tail, goes_on)
-            speech, source = self._run(inputs, nullcontext())
+            inputs = PieceInputs(mel, drawn, source_tail, speech_tail, goes_on.bool()[:, None], lengths)
+            speech, source = self._run(inputs, extent, nullcontext())
         else:
             inputs = recorded.inputs
             places = inputs.mel, inputs.noise, inputs.source_tail, inputs.speech_tail
             for part, place in zip(parts, places, strict=True):
                 torch.cat(part, out=place)
-            inputs.goes_on.copy_(goes_on)
+            inputs.goes_on.copy_(goes_on[:, None])
+            inputs.num_frames.copy_(lengths)
             speech, source = recorded.replay()
         self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
         ended: list[tuple[Tensor, VocoderState]] = []
         for index, (row, state, piece, (_, noise)) in enumerate(zip(rows, states, pieces, draws, strict=True)):
-            own = slice(index, index + 1)
-            samples, speech_tail = cut(speech[own], is_first=not state.goes_on, is_last=row.is_last)
-            kept = piece[..., -OVERLAP_FRAMES:].clone(), source[own, -OVERLAP_SAMPLES:].clone()
-            ended.append((samples, VocoderState(*kept, speech_tail, noise)))
+            own, end = slice(index, index + 1), piece.shape[-1] * SAMPLES_PER_MEL_FRAME
+            samples, speech_tail = cut(speech[own, :end], is_first=not state.goes_on, is_last=row.is_last)
+            source_tail = source[own, max(0, end - OVERLAP_SAMPLES) : end].clone()
+            ended.append((samples, VocoderState(piece[..., -OVERLAP_FRAMES:].clone(), source_tail, speech_tail, noise)))
         return ended
 
-    def _run(self, inputs: PieceInputs, while_filtering: AbstractContextManager[None]) -> Rendered:
+    def _run(self, inputs: PieceInputs, extent: Extent, while_filtering: AbstractContextManager[None]) -> Rendered:
         """while_filtering: is entered around all that no phase is summed up from."""
-        new_source = self.hift.source(self.hift.pitch_hz(inputs.mel), inputs.noise)
+        new_source = self.hift.source(self.hift.pitch_hz(inputs.mel, extent), inputs.noise, extent)
         heard = inputs.source_tail[:, : new_source.shape[1]]
         head = torch.where(inputs.goes_on, heard, new_source[:, :OVERLAP_SAMPLES])
         source = torch.cat((head, new_source[:, OVERLAP_SAMPLES:]), dim=-1)
         with while_filtering:
-            speech = self.hift.filter(inputs.mel, source)
+            speech = self.hift.filter(inputs.mel, source, extent)
         return overlapped(speech, inputs.speech_tail, inputs.goes_on, self._fade), source
+
+
+def _lengthened(x: Tensor, size: int) -> Tensor:
+    """Zeros behind x [..., n], up to a size."""
+    return F.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
 
 
 def _filled(tail: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.codec_buffer import CHUNK_TOKENS, CodecBuffer, Window
 from antiphon.errors import AntiphonError, InputError, ResourceExhausted, as_ours
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
-from antiphon.models.minicpmo.flow import SILENCE_TOKEN, MelSynthesizer
+from antiphon.models.minicpmo.flow import LONGEST_CHUNK_TOKENS, SILENCE_TOKEN, MelSynthesizer
 from antiphon.models.minicpmo.flow_cache import SpeechState, Voice
 from antiphon.models.minicpmo.flow_inputs import FlowRow
 from antiphon.models.minicpmo.vocoder import SourceNoise, SpeechVocoder, TurnState, VocoderRow
@@ -86,10 +86,10 @@ class Renderer:
         voice_frames: of the longest voice that is served by what is recorded. Yields how many are left, after each.
         """
         sizes = self._grid.sizes
-        whole = self._arena.shape.frames_of(CHUNK_TOKENS)
+        nums_frames = [self._arena.shape.frames_of(tokens) for tokens in (CHUNK_TOKENS, LONGEST_CHUNK_TOKENS)]
         for num_left in self._synthesizer.capture(sizes, nums_tokens, voice_frames, recorder):
             yield num_left + 2 * len(sizes)
-        yield from self._vocoder.capture(sizes, whole, recorder)
+        yield from self._vocoder.capture(sizes, nums_frames, recorder)
 
     def num_fitting(self, states: Sequence[Code2WavState]) -> int:
         """How many of these sessions, the first ones, could begin a turn together now."""
@@ -171,7 +171,7 @@ class Renderer:
         for group in self._alike(works, lambda work: self._synthesizer.kind_of(work.flow_row)):
             _fenced(self._synthesize, group)
         sung = [work for work in works if work.error is None]
-        for group in self._alike(sung, lambda work: (work.vocoder_row.num_frames,)):
+        for group in self._alike(sung, lambda work: self._vocoder.kind_of(work.vocoder_row)):
             _fenced(self._vocode, group)
 
     def _alike(self, works: Sequence[_Work], shape: Callable[[_Work], tuple[int, ...]]) -> Iterator[Sequence[_Work]]:
