@@ -18,7 +18,7 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 MIB = 2**20
 MIN_LEFT_MIB = 3000
 """For what steps compute with, their recordings and CUDA itself."""
-MEMORY_MIB = {"one-h200": 143_771, "one-h100-80gb": 81_559, "one-24gb": 24_564}
+MEMORY_MIB = {"one-h200": 143_771, "one-h200-float8": 143_771, "one-h100-80gb": 81_559, "one-24gb": 24_564}
 """What the driver says of these GPUs."""
 
 
