@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TypeVar, assert_never
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from antiphon.config import ChatConfig, EngineConfig, Placement, SessionConfig, StageConfig, check_window
@@ -31,6 +32,7 @@ from antiphon.models.minicpmo.model import Model, Section
 from antiphon.models.minicpmo.source import ModelSource
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.progress import follow
 from antiphon.runner.device import DTYPES, resolve_device
 from antiphon.runner.placed import Died, Here, Placed, Threaded
 from antiphon.runner.process import Builder, Separate
@@ -104,9 +106,9 @@ class ThinkerBuilder:
         recorders = _recorders(self.device)
         for recorder in recorders:
             max_tokens = model.config.thinker.max_position_tokens
-            _finish("thinker, steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
-            _finish("thinker, draws", decider.chooser.capture(config.max_calls, recorder))
-            _finish("thinker, ears", senses.capture(recorded_numbers(config.max_calls), recorder))
+            _record("the thinker's steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
+            _record("the thinker's draws", decider.chooser.capture(config.max_calls, recorder))
+            _record("the ears", senses.capture(recorded_numbers(config.max_calls), recorder))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
         return StageLoop(stage, Interruption.KEEPS_WORK, partial(_forget, recorders))
 
@@ -127,7 +129,7 @@ class TalkerBuilder:
         recorders = _recorders(self.device)
         stage = TalkerStage(network, cache, self.config.max_speaking_chats, CHAIN_STEPS if recorders else 1)
         for recorder in recorders:
-            _finish("talker", stage.speaker.capture(self.config.max_speaking, recorder))
+            _record("the talker", stage.speaker.capture(self.config.max_speaking, recorder))
         return StageLoop(stage, Interruption.VOIDS_WORK, partial(_forget, recorders))
 
 
@@ -165,7 +167,7 @@ class Code2WavBuilder:
         for recorder in recorders:
             if doubt := config.chunk_tokens.doubt(CHUNK_TOKENS, LONGEST_CHUNK_TOKENS):
                 logger.warning("code2wav: %s", doubt)
-            _finish("code2wav", renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder))
+            _record("code2wav", renderer.capture(config.chunk_tokens.sizes, voice_frames, recorder))
         stage = Code2WavStage(renderer, voices, device)
         return StageLoop(stage, Interruption.VOIDS_WORK, partial(_forget, recorders))
 
@@ -334,11 +336,10 @@ def _forget(recorders: Iterable[GraphRecorder]) -> None:
         recorder.forget()
 
 
-def _finish(name: str, captures: Iterator[int]) -> None:
+def _record(what: str, captures: Iterator[int]) -> None:
     """Record all graphs of a kind."""
     with torch.inference_mode():
-        for num_left in captures:
-            logger.info("%s: %d graphs left to record", name, num_left)
+        follow(f"recording {what}", captures, Console(stderr=True))
 
 
 def _times(number: int, one: CacheConfig) -> CacheConfig:
