@@ -187,9 +187,12 @@ class Decider:
             return states
         turn = Turn.OPEN if decisions.is_turn_open else Turn.CLOSED
         first = yield from memory.feed_and_draw(embeds, _next_draw(state, turn, must_speak=must_speak))
-        yield Settle(first)  # most units listen; a row on suspicion would mostly be wasted
-        decisions.take(first.read())
-        unread: Drawn | None = None
+        unread: Drawn | None = first
+        if turn is Turn.CLOSED:
+            # Most of these units listen: a row on suspicion would mostly be wasted.
+            yield Settle(first)
+            decisions.take(first.read())
+            unread = None
         while not decisions.is_done and state.epoch == epoch:
             # What was drawn is fed before it is read. Nothing is drawn after a token that fills the unit.
             is_last = unread is not None and decisions.num_left == 1
