@@ -18,6 +18,7 @@ from torch import Tensor
 
 from antiphon.bench.contexts import fill_randomly, filled_context
 from antiphon.core.cache_dtype import CacheDtype
+from antiphon.core.sampling import TextSampling
 from antiphon.kernels.attention.op import attention
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.entry_store.op import norm_and_store
@@ -47,6 +48,7 @@ from antiphon.models.minicpmo.config import DecoderConfig
 from antiphon.models.minicpmo.hift_config import UPSAMPLING_RATES
 from antiphon.models.minicpmo.model import ModelConfig
 from antiphon.models.minicpmo.vocoder import OVERLAP_FRAMES
+from antiphon.stages.draw_table import DrawPlace, DrawTable, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.step_packing import Row
 
@@ -104,6 +106,7 @@ def kernel_cases(config: ModelConfig, sizes: Sizes, device: torch.device, dtype:
         *make.silu_mul(),
         *make.rotate_keys(),
         *make.sampling(),
+        *make.draw_history(),
         *make.attention(),
         *make.history_attention(),
         *make.vocoder_attention(),
@@ -348,6 +351,27 @@ class _Maker:
                     0,
                     partial(self._text if kind == "text" else self._codec, num),
                 )
+
+    def draw_history(self) -> Iterator[KernelCase]:
+        """Of the thinker's draws: what a row is chosen by, and what it leaves behind."""
+        window = TextSampling().repetition_window_tokens
+        for num in self.sizes.num_sessions:
+            # Rings are read and histories written; what is recorded is a few numbers.
+            yield KernelCase(
+                "draw_history", f"{window} ids", "rows", num, 2 * 8 * num * window, 0, partial(self._remember, num)
+            )
+
+    def _remember(self, num: int) -> Launch:
+        table = DrawTable(self.device)
+        window = TextSampling().repetition_window_tokens
+        places = [DrawPlace(table.take(window), Newest.TAKEN, window) for _ in range(num)]
+        columns = torch.tensor(table.columns(places), device=self.device)
+        ids, is_recorded = torch.arange(num, device=self.device), self._column(num, 1, torch.bool)
+
+        def launch() -> None:
+            table.record(table.past(columns), ids, is_recorded, ids)
+
+        return launch
 
     def _column(self, num: int, value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((num,), value, device=self.device, dtype=dtype)

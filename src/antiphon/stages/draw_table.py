@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.kernels.draw_history.contract import NewDraws, Remembered
+from antiphon.kernels.draw_history.op import draw_history, record_draws
 from antiphon.kernels.transfer import upload
 
 
@@ -44,20 +47,18 @@ class DrawPlace(NamedTuple):
     window_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Past:
     """What R draws, no slot twice, come after.
 
     history: [R, W] int64, the newest ids of each in any order; -1 for empty places.
     last: [R] int64, each slot's newest draw, void ones too.
-    rows, num_recorded: [R] int64; ring: [R, W] int64; for `DrawTable.record`.
+    places: [4, R] int64, what `DrawTable.past` was given; for `DrawTable.record`.
     """
 
     history: Tensor
     last: Tensor
-    rows: Tensor
-    num_recorded: Tensor
-    ring: Tensor
+    places: Tensor
 
 
 def place_columns(places: Sequence[DrawPlace]) -> list[list[int]]:
@@ -80,10 +81,6 @@ class DrawTable:
     """Owns the slots and what stands in them. S rows, by doubling, of W history places, the largest window.
 
     version: grows when the tensors are others than before.
-
-    last, fed: [S] int64, the id that was drawn, and the one that the network is given for it.
-    is_recorded: [S] bool, whether the history remembers `last` once it is taken.
-    num_recorded: [S] int64, ids that came into the history since it began. ring: [S, W] int64.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -91,11 +88,9 @@ class DrawTable:
         self.version = 0
         self._held: set[DrawSlot] = set()
         self._free: list[int] = []
-        self._last = torch.zeros(1, dtype=torch.int64, device=device)
-        self._fed = torch.zeros(1, dtype=torch.int64, device=device)
-        self._is_recorded = torch.zeros(1, dtype=torch.bool, device=device)
-        self._num_recorded = torch.zeros(1, dtype=torch.int64, device=device)
-        self._ring = torch.zeros((1, 1), dtype=torch.int64, device=device)
+        numbers = partial(torch.zeros, dtype=torch.int64, device=device)
+        is_recorded = torch.zeros(1, dtype=torch.bool, device=device)
+        self._remembered = Remembered(numbers(1), numbers(1), is_recorded, numbers(1), numbers((1, 1)))
 
     @property
     def num_held(self) -> int:
@@ -103,10 +98,10 @@ class DrawTable:
 
     def take(self, window_tokens: int) -> DrawSlot:
         """A slot for a session whose history remembers so many ids. Its first draw comes after Newest.FORGOTTEN."""
-        num_rows, width = self._ring.shape
+        num_rows, width = self._remembered.ring.shape
         if not self._free:
             self._resize(2 * num_rows, width)
-        self._resize(self._ring.shape[0], max(width, window_tokens))
+        self._resize(self._remembered.ring.shape[0], max(width, window_tokens))
         slot = DrawSlot(self._free.pop())
         self._held.add(slot)
         return slot
@@ -119,31 +114,19 @@ class DrawTable:
 
     def reserve(self, num_slots: int, window_tokens: int) -> None:
         """Make room for so many slots with histories so long, so that the tensors stay where they are until then."""
-        num_rows, width = self._ring.shape
+        num_rows, width = self._remembered.ring.shape
         self._resize(max(num_rows, 1 + num_slots), max(width, window_tokens))
 
     def past(self, columns: Tensor) -> Past:
         """What the next draw of each slot sees; changes nothing. columns: [4, R] int64, `columns` on the device."""
-        rows, windows, is_taken, is_anew = columns
-        last = self._last[rows]
-        is_new = is_taken.bool() & self._is_recorded[rows]
-        num_before = self._num_recorded[rows].masked_fill(is_anew.bool(), 0)
-        ring, at = self._ring[rows], (num_before % windows)[:, None]
-        ring = ring.scatter(1, at, torch.where(is_new[:, None], last[:, None], ring.gather(1, at)))
-        num_recorded = num_before + is_new
-        is_empty = torch.arange(ring.shape[1], device=ring.device) >= num_recorded.minimum(windows)[:, None]
-        return Past(ring.masked_fill(is_empty, -1), last, rows, num_recorded, ring)
+        return Past(*draw_history(self._remembered, columns), columns)
 
     def record(self, past: Past, ids: Tensor, is_recorded: Tensor, fed: Tensor) -> None:
         """Make these draws the newest of their slots, and what they came after final.
 
         ids, fed: [R] int64; is_recorded: [R] bool; one per row of `past`.
         """
-        self._last[past.rows] = ids
-        self._fed[past.rows] = fed
-        self._is_recorded[past.rows] = is_recorded
-        self._num_recorded[past.rows] = past.num_recorded
-        self._ring[past.rows] = past.ring
+        record_draws(self._remembered, past.places, NewDraws(ids, is_recorded, fed))
 
     def fed(self, slots: Sequence[DrawSlot]) -> Tensor:
         """What the network is given for each slot's newest draw, [len(slots)] int64."""
@@ -153,19 +136,24 @@ class DrawTable:
 
     def fed_at(self, rows: Tensor) -> Tensor:
         """The same of rows that are on the device, [R] int64."""
-        return self._fed[rows]
+        return self._remembered.fed[rows]
 
     def recall(self, place: DrawPlace) -> tuple[int, ...]:
         """The history that a slot's next draw would see, oldest first. Waits for the device."""
-        past = self.past(upload(torch.tensor(self.columns([place]), dtype=torch.int64), self.device))
-        num_recorded, ring = int(past.num_recorded), past.ring[0, : place.window_tokens].tolist()
-        start = num_recorded % place.window_tokens if num_recorded > place.window_tokens else 0
-        return tuple((ring[start:] + ring[:start])[: min(num_recorded, place.window_tokens)])
+        row, window, all_of = place.slot.row, place.window_tokens, self._remembered
+        ring = all_of.ring[row, :window].tolist()
+        num_recorded = 0 if place.newest is Newest.FORGOTTEN else int(all_of.num_recorded[row])
+        if place.newest is Newest.TAKEN and all_of.is_recorded[row]:
+            ring[num_recorded % window] = int(all_of.last[row])
+            num_recorded += 1
+        start = num_recorded % window if num_recorded > window else 0
+        return tuple((ring[start:] + ring[:start])[: min(num_recorded, window)])
 
     def restore(self, slot: DrawSlot, history: tuple[int, ...]) -> None:
         """Let a new slot have a history, oldest first, no longer than its window. Its first draw comes after VOID."""
-        self._ring[slot.row, : len(history)] = upload(torch.tensor(history, dtype=torch.int64), self.device)
-        self._num_recorded[slot.row] = len(history)
+        ids = upload(torch.tensor(history, dtype=torch.int64), self.device)
+        self._remembered.ring[slot.row, : len(history)] = ids
+        self._remembered.num_recorded[slot.row] = len(history)
 
     def columns(self, places: Sequence[DrawPlace]) -> list[list[int]]:
         """`place_columns` of slots that are held."""
@@ -176,14 +164,17 @@ class DrawTable:
 
     def _resize(self, num_rows: int, width: int) -> None:
         """Make room; what is there keeps its place, as a session's ring uses the first places of its row only."""
-        first = self._ring.shape[0]
-        num_more, num_wider = num_rows - first, width - self._ring.shape[1]
+        before = self._remembered
+        first, first_width = before.ring.shape
+        num_more, num_wider = num_rows - first, width - first_width
         if not num_more and not num_wider:
             return
         self.version += 1
         self._free += range(first, num_rows)
-        self._ring = F.pad(self._ring, (0, num_wider, 0, num_more))
-        self._last, self._fed, self._num_recorded = (
-            F.pad(column, (0, num_more)) for column in (self._last, self._fed, self._num_recorded)
+        self._remembered = Remembered(
+            last=F.pad(before.last, (0, num_more)),
+            fed=F.pad(before.fed, (0, num_more)),
+            is_recorded=F.pad(before.is_recorded, (0, num_more)),
+            num_recorded=F.pad(before.num_recorded, (0, num_more)),
+            ring=F.pad(before.ring, (0, num_wider, 0, num_more)),
         )
-        self._is_recorded = F.pad(self._is_recorded, (0, num_more))
