@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import build_voice
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.causal_vocoder import DELAY_FRAMES, CausalState, CausalVocoder
 from antiphon.models.minicpmo.vocoder import NoNoise, SeededNoise, TurnState, VocoderRow
 from antiphon.units import OUTPUT_RATE_HZ, SAMPLES_PER_MEL_FRAME
 from build_voice import BINS, CAUSAL_HIFT, CPU
+from fakes.rerun import Rerun
 
 TOLERANCE = 1e-6
 """Of samples below 1: float32 sums of up to 256 products, rounded in another order where a tensor is longer."""
@@ -166,21 +168,10 @@ def test_a_chunk_can_be_rendered_again(vocoder: CausalVocoder) -> None:
     assert torch.equal(piece(vocoder, mel, state)[0], piece(vocoder, mel, state)[0])
 
 
-def test_sessions_share_a_run_and_hear_nothing_of_each_other(vocoder: CausalVocoder) -> None:
-    """One has just begun, one goes on, one ends: their pieces are equally long."""
-    history = vocoder.num_history_frames
-    going, ending = (vocoder.at_turn_start(SeededNoise(seed, CPU)) for seed in (1, 2))
-    _, going = piece(vocoder, random(1, BINS, 90, seed=1), going)
-    _, ending = piece(vocoder, random(1, BINS, 17, seed=2), ending)
-    rows = [
-        VocoderRow(random(1, BINS, history + 18, seed=3), vocoder.at_turn_start(SeededNoise(3, CPU)), is_last=False),
-        VocoderRow(random(1, BINS, 10, seed=4), going, is_last=False),
-        VocoderRow(random(1, BINS, history + 15 - 17, seed=5), ending, is_last=True),
-    ]
-    assert len({row.num_frames for row in rows}) == 1
-    together = vocoder.speak(rows)
-    frames = [samples.shape[1] // SAMPLES_PER_MEL_FRAME for samples, _ in together]
-    assert frames == [history + 18, 10, history + 15 - 17 + DELAY_FRAMES]
+def assert_each_is_as_alone(
+    vocoder: CausalVocoder, rows: Sequence[VocoderRow], together: Sequence[tuple[Tensor, CausalState]]
+) -> None:
+    """vocoder: one that launches."""
     for row, (samples, state) in zip(rows, together, strict=True):
         want, after = piece(vocoder, row.mel, row.state, is_last=row.is_last)
         torch.testing.assert_close(samples, want, rtol=0, atol=TOLERANCE)
@@ -188,6 +179,42 @@ def test_sessions_share_a_run_and_hear_nothing_of_each_other(vocoder: CausalVoco
             torch.testing.assert_close(mine, alone, rtol=0, atol=TOLERANCE)
             assert mine.untyped_storage().nbytes() == mine.nbytes
         assert state.noise == after.noise
+
+
+def going_on(vocoder: CausalVocoder, seed: int) -> CausalState:
+    """A session in a turn whose tails are full."""
+    _, state = piece(vocoder, random(1, BINS, 90, seed=seed), vocoder.at_turn_start(SeededNoise(seed, CPU)))
+    return state
+
+
+def test_sessions_share_a_run_and_hear_nothing_of_each_other(vocoder: CausalVocoder) -> None:
+    """Two go on, one ends: their pieces are equally long."""
+    rows = [
+        VocoderRow(random(1, BINS, 10, seed=3), going_on(vocoder, 1), is_last=False),
+        VocoderRow(random(1, BINS, 10, seed=4), going_on(vocoder, 2), is_last=False),
+        VocoderRow(random(1, BINS, 7, seed=5), going_on(vocoder, 3), is_last=True),
+    ]
+    assert len({vocoder.kind_of(row) for row in rows}) == 1
+    together = vocoder.speak(rows)
+    frames = [samples.shape[1] // SAMPLES_PER_MEL_FRAME for samples, _ in together]
+    assert frames == [10, 10, 7 + DELAY_FRAMES]
+    assert_each_is_as_alone(vocoder, rows, together)
+
+
+def test_ends_of_turns_share_a_recorded_run_whatever_their_lengths(vocoder: CausalVocoder) -> None:
+    """Those that go on, and those that are one piece."""
+    recorded = CausalVocoder(build_voice.causal_hift())
+    assert [*recorded.capture((3,), (10, 14), Rerun())] == [3, 2, 1, 0]
+    ends = [VocoderRow(random(1, BINS, n, seed=n), going_on(vocoder, n), is_last=True) for n in (8, 14, 11)]
+    turns = [
+        VocoderRow(random(1, BINS, n, seed=n), vocoder.at_turn_start(SeededNoise(n, CPU)), is_last=True)
+        for n in (9, 12, 14)
+    ]
+    for rows in (ends, turns, ends):
+        assert_each_is_as_alone(vocoder, rows, recorded.speak(rows))
+    goes_on = VocoderRow(random(1, BINS, 9), going_on(vocoder, 9), is_last=False)
+    assert recorded.kind_of(goes_on) not in {recorded.kind_of(row) for row in ends}, "its phase has to end with it"
+    assert recorded.num_runs == NumRuns(num_replayed=3)
 
 
 def test_a_sessions_noise_is_its_own_and_the_same_in_any_pieces() -> None:

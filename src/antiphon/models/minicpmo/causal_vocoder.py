@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder, fastest_convolutions, tensor_core_convolutions
 from antiphon.models.minicpmo.causal_hift import (
     FILTER_LOOKAHEAD_FRAMES,
@@ -24,7 +25,8 @@ from antiphon.models.minicpmo.causal_hift import (
     history_frames,
 )
 from antiphon.models.minicpmo.flow_compute import Compute
-from antiphon.models.minicpmo.vocoder import SourceNoise, TurnState, VocoderRow
+from antiphon.models.minicpmo.hift_extent import WHOLE, Extent, Ragged
+from antiphon.models.minicpmo.vocoder import SourceNoise, TurnState, VocoderRow, lengthened
 from antiphon.units import SAMPLES_PER_MEL_FRAME
 
 DELAY_FRAMES = PITCH_LOOKAHEAD_FRAMES + FILTER_LOOKAHEAD_FRAMES
@@ -57,6 +59,11 @@ class CausalState:
         return num_frames if is_last else max(0, num_frames - PITCH_LOOKAHEAD_FRAMES)
 
     @property
+    def num_source_frames(self) -> int:
+        """Whose source is known."""
+        return self.source_tail.shape[-1] // SAMPLES_PER_MEL_FRAME
+
+    @property
     def num_spoken_frames(self) -> int:
         """Frames at the start of the tails whose samples were given out."""
         return max(0, self.mel_tail.shape[-1] - DELAY_FRAMES)
@@ -70,12 +77,14 @@ class CausalInputs:
     source_tail: [B, 480 S] float32
     phase:       [B, harmonics] float64
     noise:       [B, 480 (F - S), harmonics] float32
+    num_frames:  [B] int64, how many of F are real; all, but where a turn ends
     """
 
     mel: Tensor
     source_tail: Tensor
     phase: Tensor
     noise: Tensor
+    num_frames: Tensor
 
 
 Excited = tuple[Tensor, Tensor, Tensor]
@@ -108,16 +117,17 @@ class CausalVocoder:
         return CausalState(new(1, config.num_mel_bins, 0), new(1, 0), phase, noise)
 
     def capture(self, nums_rows: Sequence[int], nums_new_frames: Sequence[int], recorder: Recorder) -> Iterator[int]:
-        """Record runs of so many sessions with the first number of new frames, at a turn's start and later.
+        """Record runs of so many sessions, at a turn's start and when the tails are full.
 
-        Later the tails are full. Others are of turns' ends, which are launched.
+        Their chunks have the first number of new frames, or end a turn with up to the largest.
         """
-        num_new_frames = nums_new_frames[0]
+        usual, longest = nums_new_frames[0], max(nums_new_frames)
         full = self.num_history_frames + DELAY_FRAMES, self.num_history_frames + FILTER_LOOKAHEAD_FRAMES
         kinds = [
-            (num_rows, num_mel + num_new_frames - PITCH_LOOKAHEAD_FRAMES, num_source)
+            (num_rows, num_frames, num_source)
             for num_rows in sorted(nums_rows, reverse=True)
             for num_mel, num_source in (full, (0, 0))
+            for num_frames in (num_mel + longest, num_mel + usual - PITCH_LOOKAHEAD_FRAMES)
         ]
         for index, kind in enumerate(kinds):
             self._recorded[kind] = self._record(*kind, recorder)
@@ -130,33 +140,28 @@ class CausalVocoder:
             source_tail=new(num_rows, num_old_frames * SAMPLES_PER_MEL_FRAME),
             phase=new(num_rows, config.num_harmonics, dtype=torch.float64),
             noise=new(num_rows, (num_frames - num_old_frames) * SAMPLES_PER_MEL_FRAME, config.num_harmonics),
+            num_frames=new(num_rows, dtype=torch.int64) + num_frames,
         )
+        extent = Ragged(inputs.num_frames, SAMPLES_PER_MEL_FRAME)
 
         def run() -> Excited:
-            return self._run(inputs, tensor_core_convolutions(self._compute))
+            return self._run(inputs, extent, tensor_core_convolutions(self._compute))
 
         with fastest_convolutions():
             return _Recorded(inputs, recorder.record(run))
 
-    def kind_of(self, row: VocoderRow) -> tuple[int]:
-        """As in `SpeechVocoder`."""
-        return (row.num_frames,)
+    def kind_of(self, row: VocoderRow) -> tuple[int, ...]:
+        """By what is known of their source, and by their length; ends of turns by that of recordings that hold them."""
+        num_old_frames, num_frames = _own(row.state).num_source_frames, row.num_frames
+        if row.is_last and num_frames:
+            sizes = (size for _, size, old in self._recorded if old == num_old_frames and size >= num_frames)
+            num_frames = min(sizes, default=num_frames)
+        return num_old_frames, num_frames
 
     def speak(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, CausalState]]:
         """As in `SpeechVocoder`; chunks of any length, also of none."""
+        ((num_old_frames, num_frames),) = {self.kind_of(row) for row in rows}
         states = [_own(row.state) for row in rows]
-        spoken: dict[int, tuple[Tensor, CausalState]] = {}
-        for num_samples in {state.source_tail.shape[-1] for state in states}:
-            alike = [index for index, state in enumerate(states) if state.source_tail.shape[-1] == num_samples]
-            ended = self._speak_alike([rows[index] for index in alike], [states[index] for index in alike])
-            spoken.update(zip(alike, ended, strict=True))
-        return [spoken[index] for index in range(len(rows))]
-
-    def _speak_alike(
-        self, rows: Sequence[VocoderRow], states: Sequence[CausalState]
-    ) -> list[tuple[Tensor, CausalState]]:
-        """Of rows with equally many frames whose source is known."""
-        num_frames = rows[0].num_frames
         mels = [
             torch.cat((state.mel_tail, row.mel.to(self._like.dtype)), dim=-1)
             for state, row in zip(states, rows, strict=True)
@@ -164,41 +169,52 @@ class CausalVocoder:
         if num_frames == 0:
             silence = self._like.new_zeros(1, 0)
             return [(silence, replace(state, mel_tail=mel)) for state, mel in zip(states, mels, strict=True)]
-        num_old_frames = states[0].source_tail.shape[-1] // SAMPLES_PER_MEL_FRAME
-        num_samples = (num_frames - num_old_frames) * SAMPLES_PER_MEL_FRAME
-        draws = [state.noise.draw_uniform(num_samples, self.hift.config.num_harmonics) for state in states]
+        nums_frames = [row.num_frames for row in rows]
+        num_harmonics = self.hift.config.num_harmonics
+        draws = [
+            state.noise.draw_uniform((own - num_old_frames) * SAMPLES_PER_MEL_FRAME, num_harmonics)
+            for state, own in zip(states, nums_frames, strict=True)
+        ]
+        num_new_samples = (num_frames - num_old_frames) * SAMPLES_PER_MEL_FRAME
         parts = (
-            [F.pad(mel, (0, num_frames + PITCH_LOOKAHEAD_FRAMES - mel.shape[-1])) for mel in mels],
+            [lengthened(mel, num_frames + PITCH_LOOKAHEAD_FRAMES) for mel in mels],
             [state.source_tail for state in states],
             [state.phase for state in states],
-            [values for values, _ in draws],
+            [lengthened(values.mT, num_new_samples).mT for values, _ in draws],
         )
+        lengths = upload(torch.tensor(nums_frames), self._like.device)
         recorded = self._recorded.get((len(rows), num_frames, num_old_frames))
         if recorded is None:
             mel, source_tail, phase, drawn = map(torch.cat, parts)
-            speech, source, phase = self._run(CausalInputs(mel, source_tail, phase, drawn), nullcontext())
+            extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths, SAMPLES_PER_MEL_FRAME)
+            inputs = CausalInputs(mel, source_tail, phase, drawn, lengths)
+            speech, source, phase = self._run(inputs, extent, nullcontext())
         else:
             inputs = recorded.inputs
             for part, there in zip(parts, (inputs.mel, inputs.source_tail, inputs.phase, inputs.noise), strict=True):
                 torch.cat(part, out=there)
+            inputs.num_frames.copy_(lengths)
             # The next replay overwrites them.
             speech, source, phase = (one.clone() for one in recorded.replay())
         self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
         ended = []
         for index, (row, state, mel, (_, noise)) in enumerate(zip(rows, states, mels, draws, strict=True)):
-            own = slice(index, index + 1)
-            excited = CausalState(mel, source[own], phase[own].clone(), noise)
-            ended.append(self._cut(row, state, excited, speech[own]))
+            own, end = slice(index, index + 1), row.num_frames * SAMPLES_PER_MEL_FRAME
+            excited = CausalState(mel, source[own, :end], phase[own].clone(), noise)
+            ended.append(self._cut(row, state, excited, speech[own, :end]))
         return ended
 
-    def _run(self, inputs: CausalInputs, while_filtering: AbstractContextManager[None]) -> Excited:
-        """while_filtering: is entered around all that no phase is summed up from."""
+    def _run(self, inputs: CausalInputs, extent: Extent, while_filtering: AbstractContextManager[None]) -> Excited:
+        """while_filtering: is entered around all that no phase is summed up from.
+
+        Where pieces are filled up, the phase goes on through what is not real: a turn that has ended needs none.
+        """
         num_old_frames = inputs.source_tail.shape[-1] // SAMPLES_PER_MEL_FRAME
         pitch_hz = self.hift.pitch_hz(inputs.mel)
         source, phase = self.hift.source(pitch_hz[:, num_old_frames:], inputs.phase, inputs.noise)
         source = torch.cat((inputs.source_tail, source), dim=-1)
         with while_filtering:
-            speech = self.hift.filter(inputs.mel[..., : pitch_hz.shape[1]], source)
+            speech = self.hift.filter(inputs.mel[..., : pitch_hz.shape[1]], source, extent)
         return speech, source, phase
 
     def _cut(

@@ -113,7 +113,7 @@ class SpeechVocoder(Protocol):
     def capture(self, nums_rows: Sequence[int], nums_new_frames: Sequence[int], recorder: Recorder) -> Iterator[int]:
         """Record runs of so many sessions whose chunks have so many frames, the usual number first.
 
-        Yields after each how many are left, two for each number of sessions.
+        Yields after each how many are left.
         """
 
     def kind_of(self, row: VocoderRow) -> tuple[int, ...]:
@@ -256,8 +256,8 @@ class Vocoder:
         numbers = torch.tensor([[state.goes_on for state in states], nums_frames])
         goes_on, lengths = upload(numbers, self._like.device)
         parts = (
-            [_lengthened(piece, num_frames) for piece in pieces],
-            [_lengthened(values.mT, num_frames * SAMPLES_PER_MEL_FRAME).mT for values, _ in draws],
+            [lengthened(piece, num_frames) for piece in pieces],
+            [lengthened(values.mT, num_frames * SAMPLES_PER_MEL_FRAME).mT for values, _ in draws],
             [_filled(state.source_tail) for state in states],
             [_filled(state.speech_tail) for state in states],
         )
@@ -294,7 +294,7 @@ class Vocoder:
         return overlapped(speech, inputs.speech_tail, inputs.goes_on, self._fade), source
 
 
-def _lengthened(x: Tensor, size: int) -> Tensor:
+def lengthened(x: Tensor, size: int) -> Tensor:
     """Zeros behind x [..., n], up to a size."""
     return F.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
 

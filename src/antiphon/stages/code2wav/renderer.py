@@ -81,14 +81,14 @@ class Renderer:
         return self._synthesizer.num_runs + self._vocoder.num_runs
 
     def capture(self, nums_tokens: Sequence[int], voice_frames: int, recorder: Recorder) -> Iterator[int]:
-        """Record solves of all sizes of the grid for chunks up to so many tokens, and the runs that whole chunks take.
+        """Record solves of all sizes of the grid for chunks up to so many tokens, and the vocoder's runs.
 
-        voice_frames: of the longest voice that is served by what is recorded. Yields how many are left, after each.
+        voice_frames: of the longest voice that is served by what is recorded. Yields, after each, how many solves are
+        left, then how many runs.
         """
         sizes = self._grid.sizes
         nums_frames = [self._arena.shape.frames_of(tokens) for tokens in (CHUNK_TOKENS, LONGEST_CHUNK_TOKENS)]
-        for num_left in self._synthesizer.capture(sizes, nums_tokens, voice_frames, recorder):
-            yield num_left + 2 * len(sizes)
+        yield from self._synthesizer.capture(sizes, nums_tokens, voice_frames, recorder)
         yield from self._vocoder.capture(sizes, nums_frames, recorder)
 
     def num_fitting(self, states: Sequence[Code2WavState]) -> int:
