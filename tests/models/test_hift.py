@@ -211,6 +211,18 @@ def test_a_recorded_run_gives_the_samples_that_a_launched_one_gives(hift: Hift) 
     assert (launched.num_runs, recorded.num_runs) == (NumRuns(0, 4), NumRuns(4, 0))
 
 
+def assert_same_state(state: VocoderState, other: VocoderState) -> None:
+    """And that neither keeps more memory than it needs."""
+    for mine, its in (
+        (state.mel_tail, other.mel_tail),
+        (state.source_tail, other.source_tail),
+        (state.speech_tail, other.speech_tail),
+    ):
+        torch.testing.assert_close(mine, its, rtol=0, atol=TOLERANCE)
+        assert mine.untyped_storage().nbytes() == mine.nbytes
+    assert state.noise == other.noise
+
+
 def test_pieces_of_several_lengths_share_a_run_and_sound_as_each_alone(hift: Hift) -> None:
     """The ends of turns among them, down to a frame, and turns that are one piece."""
     alone, together = Vocoder(hift), Vocoder(hift)
@@ -232,13 +244,7 @@ def test_pieces_of_several_lengths_share_a_run_and_sound_as_each_alone(hift: Hif
         want, after = piece(alone, rows[number].mel, rows[number].state, is_last=rows[number].is_last)
         samples, state = sung[place]
         torch.testing.assert_close(samples, want, rtol=0, atol=TOLERANCE)
-        for mine, its in (
-            (state.mel_tail, after.mel_tail),
-            (state.source_tail, after.source_tail),
-            (state.speech_tail, after.speech_tail),
-        ):
-            torch.testing.assert_close(mine, its, rtol=0, atol=TOLERANCE)
-        assert state.noise == after.noise
+        assert_same_state(state, after)
 
 
 def test_sessions_share_a_run_and_hear_nothing_of_each_other(hift: Hift) -> None:
@@ -257,11 +263,4 @@ def test_sessions_share_a_run_and_hear_nothing_of_each_other(hift: Hift) -> None
     for row, (samples, state) in zip(rows, together, strict=True):
         want, after = piece(vocoder, row.mel, row.state, is_last=row.is_last)
         torch.testing.assert_close(samples, want, rtol=0, atol=TOLERANCE)
-        for mine, alone in (
-            (state.mel_tail, after.mel_tail),
-            (state.source_tail, after.source_tail),
-            (state.speech_tail, after.speech_tail),
-        ):
-            torch.testing.assert_close(mine, alone, rtol=0, atol=TOLERANCE)
-            assert mine.untyped_storage().nbytes() == mine.nbytes
-        assert state.noise == after.noise
+        assert_same_state(state, after)
