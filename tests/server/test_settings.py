@@ -206,7 +206,7 @@ def test_a_profile_is_valid(profile: Path) -> None:
 
 def test_no_two_profiles_are_the_same() -> None:
     found = [resolve(from_file(profile)).settings for profile in PROFILES]
-    assert len(found) == 6
+    assert len(found) == 7
     assert len({settings.model_dump_json() for settings in (*found, resolved().settings)}) == len(found) + 1
     stages = engine_config(found[-1]).stages
     assert (stages.thinker.device, stages.talker.device, stages.code2wav.device) == ("cuda:0", "cuda:1", "cuda:1")
