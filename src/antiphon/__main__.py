@@ -244,8 +244,8 @@ def _event_file(path: Path | None) -> Iterator[TextIO | None]:
 
 
 def _announce(checkpoint: Checkpoint, session: SessionConfig, device: str, engine: EngineConfig) -> None:
-    dtype, kv_dtype = engine.dtype.value, engine.kv_dtype.value
-    line = f"antiphon: {checkpoint.folder.name} on {device}, {dtype}, keys and values {kv_dtype}"
+    kept_in = "" if engine.kv_dtype is CacheDtype.MODEL else f", keys and values in {engine.kv_dtype.value}"
+    line = f"antiphon: {checkpoint.folder.name} on {device}, {engine.dtype.value}{kept_in}"
     console.print(line, highlight=False, soft_wrap=True)
     console.print(f"window {session.window}, slide {session.slide.value}", highlight=False, soft_wrap=True)
     if checkpoint.is_tiny:

@@ -59,8 +59,6 @@ class UnitRecords:
         """Whether they are the same units, whatever stood before them."""
         return isinstance(other, UnitRecords) and [*self] == [*other]
 
-    __hash__ = None  # type: ignore[assignment]  # units come and go
-
     @property
     def num_tokens(self) -> int:
         """Of all units."""

@@ -54,6 +54,10 @@ class Download:
         return self._numbers
 
 
+NUM_STAGING = 3
+"""Host buffers of what is run again and again: the device may still be copying from the last two."""
+
+
 class Staging:
     """A host buffer that is filled and copied to a GPU again and again, without a wait if the copies are few.
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.kv_cache import KVCache
-from antiphon.kernels.transfer import Download, Staging, upload
+from antiphon.kernels.transfer import NUM_STAGING, Download, Staging, upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.stages.draw_graphs import ColumnBuffer, Draw, DrawColumns
 from antiphon.stages.draw_table import DrawTable
-from antiphon.stages.step_graphs import NUM_STAGING, Forward, decoding_shape, recorded_numbers
+from antiphon.stages.step_graphs import Forward, decoding_shape, recorded_numbers
 from antiphon.stages.step_packing import (
     ChainBuffer,
     PackedRows,
@@ -98,8 +98,9 @@ class ChainGraphs:
         self.num_runs = self.num_runs.one_more(is_replayed=captured is not None)
         if captured is not None:
             ids, states = captured.run(rows, draws)
-            ids, states = ids[:, : len(rows)], states[:, : len(rows)]
-            return Download(ids.mT.flatten()), states.transpose(0, 1).flatten(0, 1)
+            # Of one row the same numbers in another order would be no copy, and the next replay overwrites them.
+            states = states[:, : len(rows)].transpose(0, 1).clone()
+            return Download(ids[:, : len(rows)].mT.flatten()), states.flatten(0, 1)
         shape = decoding_shape(len(rows), last, self._parts.cache.block_size)
         buffers = _Buffers(
             self._parts,

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.kernels.transfer import Staging, upload
+from antiphon.kernels.transfer import NUM_STAGING, Staging, upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.stages.draw_table import DrawTable
-from antiphon.stages.step_graphs import NUM_STAGING, recorded_numbers
+from antiphon.stages.step_graphs import recorded_numbers
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(states [M, hidden], whole [K, M] int64, fractions [F, M] float32) → ids [M] int64, which the table has recorded."""

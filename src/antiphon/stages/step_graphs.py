@@ -16,7 +16,7 @@ from torch import Tensor
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.tiles import TileKind, tokens_per_tile
-from antiphon.kernels.transfer import Staging
+from antiphon.kernels.transfer import NUM_STAGING, Staging
 from antiphon.models.minicpmo.captured import Recorder
 from antiphon.stages.step_packing import MAX_SEGMENTS, PackedRows, StepBuffer, StepShape, in_two, layout_in
 
@@ -25,9 +25,6 @@ Forward = Callable[[Tensor, StepLayout, KVCache], Tensor]
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-
-NUM_STAGING = 3
-"""Host buffers of a graph: the device may still be copying from the last two."""
 
 
 def recorded_numbers(most: int) -> tuple[int, ...]:

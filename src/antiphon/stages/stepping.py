@@ -166,7 +166,8 @@ _Wanting = tuple[_Active[DrawT, ResultT], Request[DrawT] | Chain[DrawT]]
 class StepLoop(Generic[DrawT, ResultT]):
     """Owns the unfinished work of all sessions on one decoder.
 
-    chooser: called once per step. chains: who asks for one runs in it, after the step of the others.
+    chooser: called once per step. chains: none, or what runs the sessions that ask for a `Chain`, after the step of the
+    others.
     """
 
     def __init__(self, decoder: PagedDecoder, chooser: Chooser[DrawT], *chains: Chains[DrawT]) -> None:

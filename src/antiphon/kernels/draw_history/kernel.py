@@ -14,7 +14,7 @@ from antiphon.kernels.draw_history.contract import NewDraws, Remembered
 
 
 @triton.jit
-def _newest(places, step, last, is_recorded, num_recorded):  # type: ignore[no-untyped-def]
+def _newest(places, step, last, is_recorded, num_recorded):  # type: ignore[no-untyped-def]  # Triton's own types
     """Of this program's draw: slot, window, the slot's newest draw, whether it is taken in, how many came before it."""
     draw = tl.program_id(0)
     slot = tl.load(places + draw)

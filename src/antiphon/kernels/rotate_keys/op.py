@@ -9,7 +9,8 @@
 
 Values have no positions and stay. Each call rounds the keys once more (docs/kv_cache.md gives the drift).
 Dispatch: `kernel.py` on CUDA, the reference elsewhere. One launch for the angles, one for all layers: its grid is
-groups of heads by layers, and each key is read and written once. Not measured on a GPU yet. Raises ShapeError.
+groups of heads by layers, and each key is read and written once: 1.05 to 1.08 of a copy (docs/numbers.md). Raises
+ShapeError.
 """
 
 from __future__ import annotations

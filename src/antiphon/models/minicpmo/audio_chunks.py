@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.history_attention.contract import NOBODY, Histories, HistoryShape, offset
-from antiphon.kernels.transfer import Staging, upload
+from antiphon.kernels.transfer import NUM_STAGING, Staging, upload
 from antiphon.models.minicpmo.audio_history import AudioEncoderState
 from antiphon.models.minicpmo.audio_stream import CHUNK_FRAMES, EXTRA_FRAMES, MelChunk
 from antiphon.models.minicpmo.captured import Recorder
 
 SHOWN_FRAMES = CHUNK_FRAMES + 2 * EXTRA_FRAMES
-
-_NUM_STAGING = 3
-"""Host buffers of a graph: the device may still be copying from the last two."""
 
 ChunkRow = tuple[MelChunk, AudioEncoderState]
 """A second, and what its session remembers."""
@@ -105,7 +102,7 @@ class RecordedChunks:
     def __init__(self, encode: Encode, layout: ChunkLayout, recorder: Recorder) -> None:
         self.num_rows = layout.num_rows
         self._layout = layout
-        self._staging = cycle([Staging(layout.num_bytes) for _ in range(_NUM_STAGING)])
+        self._staging = cycle([Staging(layout.num_bytes) for _ in range(NUM_STAGING)])
         self._buffer = torch.empty(layout.num_bytes, dtype=torch.uint8, device=layout.origin.device)
         # Nobody's rows: the launches are the same, and nothing is remembered.
         self._upload(())

@@ -1,7 +1,8 @@
 """A function of tensors in fixed places as a CUDA graph: its launches are recorded once and replayed by one call.
 
-What changes from call to call has to be in tensors that the function reads. Which functions: `flow_graphs.py`,
-`vocoder.py`, `causal_vocoder.py`. Shown on a GPU by tests/test_cuda_vocoder.py.
+What changes from call to call has to be in tensors that the function reads. Which functions: here `audio_chunks.py`,
+`flow_graphs.py`, `vocoder.py` and `causal_vocoder.py`, in the stages `step_graphs.py`, `draw_graphs.py` and
+`chain_graphs.py`. Shown on a GPU by tests/test_cuda.py and tests/test_cuda_vocoder.py.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class CausalVocoder:
             noise=new(num_rows, (num_frames - num_old_frames) * SAMPLES_PER_MEL_FRAME, config.num_harmonics),
             num_frames=new(num_rows, dtype=torch.int64) + num_frames,
         )
-        extent = Ragged(inputs.num_frames, SAMPLES_PER_MEL_FRAME)
+        extent = Ragged(inputs.num_frames)
 
         def run() -> Excited:
             return self._run(inputs, extent, tensor_core_convolutions(self._compute))
@@ -186,7 +186,7 @@ class CausalVocoder:
         recorded = self._recorded.get((len(rows), num_frames, num_old_frames))
         if recorded is None:
             mel, source_tail, phase, drawn = map(torch.cat, parts)
-            extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths, SAMPLES_PER_MEL_FRAME)
+            extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths)
             inputs = CausalInputs(mel, source_tail, phase, drawn, lengths)
             speech, source, phase = self._run(inputs, extent, nullcontext())
         else:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.kernels.snake.op import snake
+from antiphon.units import SAMPLES_PER_MEL_FRAME
 
 
 class Ends(Protocol):
@@ -37,7 +38,7 @@ class Extent(Protocol):
         """frames: [B, T, H] -> the same with each piece's last frame behind its end, for who interpolates."""
 
     def mirrored(self, samples: Tensor, width: int) -> Tensor:
-        """samples: [B, n], steps_per_frame of them a frame -> [B, n + 2 width], both ends mirrored."""
+        """samples: [B, 480 T] -> [B, 480 T + 2 width], both ends mirrored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,9 @@ NO_ENDS: Ends = _NoEnds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """num_frames: [B] int64, of each piece, 1 at least. samples_per_frame: of `mirrored`."""
+    """num_frames: [B] int64, of each piece, 1 at least."""
 
     num_frames: Tensor
-    samples_per_frame: int
 
     def at(self, steps_per_frame: int, num_more: int = 0) -> Ends:
         return _RaggedEnds(self.num_frames * steps_per_frame + num_more)
@@ -84,7 +84,7 @@ class Ragged:
         return frames.gather(1, places[..., None].expand(-1, -1, frames.shape[2]))
 
     def mirrored(self, samples: Tensor, width: int) -> Tensor:
-        last = self.num_frames[:, None] * self.samples_per_frame - 1
+        last = self.num_frames[:, None] * SAMPLES_PER_MEL_FRAME - 1
         places = torch.arange(-width, samples.shape[1] + width, device=samples.device).abs()
         # Behind a mirrored end anything will do.
         return samples.gather(1, (last - (places - last).abs()).clamp(min=0))

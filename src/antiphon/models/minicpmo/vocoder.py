@@ -221,7 +221,7 @@ class Vocoder:
             goes_on=new(num_rows, 1, dtype=torch.bool),
             num_frames=new(num_rows, dtype=torch.int64) + num_frames,
         )
-        extent = Ragged(inputs.num_frames, SAMPLES_PER_MEL_FRAME)
+        extent = Ragged(inputs.num_frames)
 
         def run() -> Rendered:
             return self._run(inputs, extent, tensor_core_convolutions(self._compute))
@@ -262,7 +262,7 @@ class Vocoder:
             [_filled(state.speech_tail) for state in states],
         )
         if recorded is None:
-            extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths, SAMPLES_PER_MEL_FRAME)
+            extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths)
             mel, drawn, source_tail, speech_tail = map(torch.cat, parts)
             inputs = PieceInputs(mel, drawn, source_tail, speech_tail, goes_on.bool()[:, None], lengths)
             speech, source = self._run(inputs, extent, nullcontext())
