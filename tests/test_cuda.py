@@ -232,7 +232,7 @@ def test_the_profiler_sees_no_call_that_waits_in_recorded_steps(tiny_checkpoint:
 
         units(NUM_UNITS)
         torch.cuda.synchronize()
-        with torch.profiler.profile() as profile:
+        with torch.profiler.profile(acc_events=True) as profile:
             units(NUM_UNITS)
         calls = {event.key: event.count for event in profile.key_averages()}
         recorder.forget()

@@ -13,10 +13,11 @@ grids = st.sets(st.integers(2, 40), max_size=6).map(lambda sizes: BatchGrid((1, 
 
 
 @given(grids, st.integers(0, 200))
-def test_any_number_is_split_into_sizes_of_the_grid(grid: BatchGrid, number: int) -> None:
+def test_any_number_is_split_into_the_fewest_batches(grid: BatchGrid, number: int) -> None:
     batches = grid.split(number)
     assert sum(batches) == number
-    assert {*batches} <= {*grid.sizes}
+    assert len(batches) == -(-number // grid.largest)
+    assert all(0 < batch <= grid.largest for batch in batches)
     assert batches == sorted(batches, reverse=True)
 
 

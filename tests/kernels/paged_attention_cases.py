@@ -13,7 +13,16 @@ from torch import Tensor
 from antiphon.core.context import Segment
 from antiphon.kernels.kv_cache import KVCache, LayerCache, RowSpan, Scales, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention
-from antiphon.kernels.paged_attention.tiles import TILE_NUMBERS, TileKind, Tiles, tokens_per_tile
+from antiphon.kernels.paged_attention.tiles import (
+    TILE_NUMBERS,
+    TOKEN_NUMBERS,
+    Cutting,
+    TileKind,
+    Tiles,
+    parts_of,
+    tokens_of,
+    tokens_per_tile,
+)
 from antiphon.kernels.rotary_store.contract import LARGEST
 from antiphon.kernels.rotary_store.reference import quantised
 from antiphon.kernels.rotation import rotate, rotation
@@ -22,6 +31,8 @@ from kernels.formulas import EPS, turned
 THETA = 1e4
 NUM_BLOCKS = 160
 MAX_SEGMENTS = 4
+CUTTING = Cutting(num_more=20, least_keys=3)
+"""So fine that short rows are cut too, and that some parts end before their tile's first query sees anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +150,13 @@ def layout(
         size = tokens_per_tile(kind, group_size)
         places[kind] += [(index, first, *spans[-1][1:]) for first in range(start, spans[-1].token_end, size)]
     numbers = [(one.token_start, one.token_end, one.num_keys, one.num_anchor_keys) for one in spans]
+    token_parts = np.zeros((len(at), TOKEN_NUMBERS), np.int32)
+    tiles = []
+    for kind in TileKind:
+        own = parts_of(np.array(places[kind], np.int32).reshape(-1, TILE_NUMBERS), CUTTING)
+        tokens_of(own, kind, group_size, token_parts)
+        tiles.append(Tiles(kind, torch.from_numpy(own)))
+    small, large = tiles
     return StepLayout(
         positions=at,
         ring_positions=at,
@@ -148,7 +166,8 @@ def layout(
         spans=table_of(numbers, 4),
         segments=table_of(tables, MAX_SEGMENTS, 3),
         blocks=table_of(blocks),
-        tiles=tuple(Tiles(kind, table_of(own, TILE_NUMBERS)) for kind, own in places.items()),
+        tiles=(small, large),
+        token_parts=torch.from_numpy(token_parts),
         block_size=block_size,
         max_keys=max((one.num_keys for one in spans), default=0),
     )
@@ -320,6 +339,7 @@ def cache_on_device(cache: LayerCache, device: str) -> LayerCache:
 
 
 def on_device(step: StepLayout, device: str) -> StepLayout:
+    small, large = step.tiles
     return replace(
         step,
         positions=step.positions.to(device),
@@ -327,5 +347,6 @@ def on_device(step: StepLayout, device: str) -> StepLayout:
         spans=step.spans.to(device),
         segments=step.segments.to(device),
         blocks=step.blocks.to(device),
-        tiles=tuple(replace(tiles, places=tiles.places.to(device)) for tiles in step.tiles),
+        tiles=(replace(small, parts=small.parts.to(device)), replace(large, parts=large.parts.to(device))),
+        token_parts=step.token_parts.to(device),
     )

@@ -13,6 +13,7 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
 from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.kernels.kv_cache import StepLayout
+from antiphon.kernels.paged_attention.tiles import UNCUT, Cutting
 from antiphon.stages.step_graphs import step_shapes
 from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, StepShape, in_two, layout_in
 from core.brute_force import slots_of
@@ -91,10 +92,36 @@ def test_every_token_is_in_one_tile_of_its_row_and_padding_in_none() -> None:
     rows = step_rows()
     shape = shape_of(rows)
     step = packed(rows, replace(shape, num_tiles=(shape.num_tiles[0] + 2, shape.num_tiles[1] + 1)))
-    small, large = (tiles.places.tolist() for tiles in step.tiles)
-    assert [place for place in small if place[0] >= 0] == [[0, 0, 1, 17, 6], [2, 31, 33, 11, 0]]
+    small, large = (tiles.parts.tolist() for tiles in step.tiles)
+    assert [part for part in small if part[0] >= 0] == [[0, 0, 1, 17, 6, 0, 1], [2, 31, 33, 11, 0, 0, 1]]
     assert [len(small), len(large)] == [4, 3]
-    assert [place for place in large if place[0] >= 0] == [[1, 1, 31, 35, 5], [1, 17, 31, 35, 5]]
+    assert [part for part in large if part[0] >= 0] == [[1, 1, 31, 35, 5, 0, 1], [1, 17, 31, 35, 5, 0, 1]]
+    assert not step.token_parts.any()
+
+
+def test_the_fewer_tiles_a_step_has_the_finer_their_keys_are_cut() -> None:
+    rows = step_rows()
+    room = replace(shape_of(rows), num_tiles=(20, 20), cutting=Cutting(num_more=9, least_keys=2))
+    for own in (rows, rows[:1]):
+        step = packed(own, room)
+        for tiles in step.tiles:
+            assert len(tiles.parts) == 29
+            parts = [part for part in tiles.parts.tolist() if part[0] >= 0]
+            for number, (*_, part, num_parts) in enumerate(parts):
+                tile = parts[number - part : number - part + num_parts]
+                assert tile == [[*tile[0][:5], one, num_parts] for one in range(num_parts)]
+    small, _ = packed(rows[:1], room).tiles
+    assert (small.parts[:, 0] >= 0).sum() == 9, "17 keys in parts of 2"
+
+
+def test_a_token_knows_the_parts_of_its_tile() -> None:
+    rows = step_rows()
+    shape = replace(shape_of(rows), cutting=Cutting(num_more=9, least_keys=2))
+    step = packed(rows, shape)
+    for token, (first, num_parts, first_query, is_large) in enumerate(step.token_parts.tolist()):
+        parts = step.tiles[is_large].parts[first : first + num_parts].tolist()
+        assert [(part, number) for *_, part, number in parts] == [(one, num_parts) for one in range(num_parts)]
+        assert {start + first_query // GROUP for _, start, *_ in parts} == {token}
 
 
 def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
@@ -117,7 +144,7 @@ def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
     for one, other in ((again.slots, alone.slots), (again.spans, alone.spans), (again.positions, alone.positions)):
         assert torch.equal(one, other)
     tiles = zip(again.tiles, alone.tiles, strict=True)
-    assert all(torch.equal(one.places[:, 0], other.places[:, 0]) for one, other in tiles)
+    assert all(torch.equal(one.parts[:, 0], other.parts[:, 0]) for one, other in tiles)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 17, 40])
@@ -131,6 +158,6 @@ def test_a_shape_of_the_grid_holds_every_step_of_its_size(num_tokens: int) -> No
             own = num_tokens // num_rows + (num_tokens % num_rows if index == 0 else 0)
             rows.append(Row(context, context.append(own)))
         wanted = shape_of(rows)
-        shapes = [shape for shape in step_shapes(40, 100, 4, GROUP) if shape.holds(wanted)]
+        shapes = [shape for shape in step_shapes(40, 100, 4, GROUP, UNCUT) if shape.holds(wanted)]
         assert shapes, wanted
         assert shapes[0].num_tokens <= max(16, 2 * num_tokens)

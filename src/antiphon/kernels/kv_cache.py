@@ -114,7 +114,8 @@ class StepLayout:
     segments: [R, S, 3] int32; per row its runs of tokens in order of position: where in `blocks` a run's blocks begin,
     the offset of its first token in the first of them, how many tokens it has.
     blocks: [B] int32.
-    tiles: how the tokens are shared out in the attention.
+    tiles: how tokens and keys are shared out in the attention, small tiles and large ones.
+    token_parts: [N, 4] int32, where the parts of a token's tile leave what they found (`tiles.tokens_of`).
     max_keys: no row has more.
     """
 
@@ -126,7 +127,8 @@ class StepLayout:
     spans: Tensor
     segments: Tensor
     blocks: Tensor
-    tiles: tuple[Tiles, ...]
+    tiles: tuple[Tiles, Tiles]
+    token_parts: Tensor
     block_size: int
     max_keys: int
 

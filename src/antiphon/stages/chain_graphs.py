@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.kv_cache import KVCache
+from antiphon.kernels.paged_attention.tiles import Cutting
 from antiphon.kernels.transfer import NUM_STAGING, Download, Staging, upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.stages.draw_graphs import ColumnBuffer, Draw, DrawColumns
@@ -69,6 +70,7 @@ class ChainGraphs:
         self._parts = parts
         self._captured: list[_Captured] = []
         self._table_version = 0
+        self._cutting = Cutting.of(*parts.cache.keys.shape[3:])
 
     def capture(self, max_rows: int, max_keys: int, recorder: Recorder) -> Iterator[int]:
         """Record chains of up to so many rows, behind up to so many keys, after the table's room was reserved.
@@ -80,7 +82,7 @@ class ChainGraphs:
         self._table_version = self._parts.table.version
         sizes = recorded_numbers(max_rows)
         for num_done, size in enumerate(reversed(sizes), start=1):
-            shape = decoding_shape(size, max_keys, self._parts.cache.block_size)
+            shape = decoding_shape(size, max_keys, self._parts.cache.block_size, self._cutting)
             self._captured.insert(0, _Captured(self._parts, shape, self.num_steps, recorder))
             yield len(sizes) - num_done
 
@@ -101,7 +103,7 @@ class ChainGraphs:
             # Of one row the same numbers in another order would be no copy, and the next replay overwrites them.
             states = states[:, : len(rows)].transpose(0, 1).clone()
             return Download(ids[:, : len(rows)].mT.flatten()), states.flatten(0, 1)
-        shape = decoding_shape(len(rows), last, self._parts.cache.block_size)
+        shape = decoding_shape(len(rows), last, self._parts.cache.block_size, self._cutting)
         buffers = _Buffers(
             self._parts,
             shape,

@@ -6,7 +6,7 @@ Not a scheduler: who is in a step is the caller's choice. Used by thinker and ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -16,6 +16,7 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.context import Placement
 from antiphon.kernels.kv_cache import KVCache
+from antiphon.kernels.paged_attention.tiles import Cutting
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
@@ -70,6 +71,7 @@ class PagedDecoder:
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
         self.kept_in = cache.dtype
         self.cache = cache.make(decoder, dtype, device)
+        self._cutting = Cutting.of(decoder.num_kv_heads, decoder.head_dim)
         self._graphs = StepGraphs(forward, self.cache, decoder.hidden_size, dtype)
 
     @property
@@ -83,7 +85,7 @@ class PagedDecoder:
         Yields how many are left each time one is done.
         """
         max_keys = min(max_tokens, self.pool.num_blocks * self.pool.block_size)
-        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self.group_size)
+        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self.group_size, self._cutting)
         yield from self._graphs.capture(shapes, recorder)
 
     def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
@@ -98,10 +100,11 @@ class PagedDecoder:
         self.num_runs = self.num_runs.one_more(is_replayed=captured is not None)
         if captured is not None:
             return captured.run(packed, embeds)
-        host = torch.zeros(packed.shape.num_bytes, dtype=torch.uint8)
-        StepBuffer(packed.shape, *in_two(host, packed.shape)).fill(packed)
-        parts = in_two(upload(host, self.cache.keys.device), packed.shape)
-        step = layout_in(*parts, packed.shape, packed.spans, self.pool.block_size)
+        shape = replace(packed.shape, cutting=self._cutting)
+        host = torch.zeros(shape.num_bytes, dtype=torch.uint8)
+        StepBuffer(shape, *in_two(host, shape)).fill(packed)
+        parts = in_two(upload(host, self.cache.keys.device), shape)
+        step = layout_in(*parts, shape, packed.spans, self.pool.block_size)
         return self._forward(embeds, step, self.cache)
 
     def rotate(self, placement: Placement, by_positions: int) -> None:

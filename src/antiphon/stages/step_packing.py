@@ -17,7 +17,19 @@ from torch import Tensor
 
 from antiphon.core.context import Context, Placement
 from antiphon.kernels.kv_cache import RowSpan, StepLayout
-from antiphon.kernels.paged_attention.tiles import TILE_NUMBERS, TileKind, Tiles, tokens_per_tile
+from antiphon.kernels.paged_attention.tiles import (
+    NO_ROW,
+    PART_NUMBERS,
+    TILE_NUMBERS,
+    TOKEN_NUMBERS,
+    UNCUT,
+    Cutting,
+    TileKind,
+    Tiles,
+    parts_of,
+    tokens_of,
+    tokens_per_tile,
+)
 
 MAX_SEGMENTS = 3
 """Of a context: prompt, `previous` with the suffix, ring."""
@@ -35,13 +47,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step's buffer has room for. num_tiles: small and large ones. max_keys: of one row. num_blocks: of all."""
+    """What a step's buffer has room for. num_tiles: small and large ones. max_keys: of one row. num_blocks: of all.
+
+    cutting: of what is in it.
+    """
 
     num_tokens: int
     num_rows: int
     num_tiles: tuple[int, int]
     max_keys: int
     num_blocks: int
+    cutting: Cutting = UNCUT
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of that shape fits into this one."""
@@ -55,6 +71,12 @@ class StepShape:
         )
 
     @property
+    def num_parts(self) -> tuple[int, int]:
+        """Of small and of large tiles."""
+        num_small, num_large = (number and number + self.cutting.num_more for number in self.num_tiles)
+        return num_small, num_large
+
+    @property
     def num_bytes(self) -> int:
         return self.num_head_bytes + self.num_block_bytes
 
@@ -66,8 +88,8 @@ class StepShape:
     @property
     def num_head_bytes(self) -> int:
         """Of all that is not blocks."""
-        numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + TILE_NUMBERS * sum(self.num_tiles)
-        return _INT64_BYTES * _NUM_COLUMNS * self.num_tokens + _INT32_BYTES * numbers
+        numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + PART_NUMBERS * sum(self.num_parts)
+        return (_INT64_BYTES * _NUM_COLUMNS + _INT32_BYTES * TOKEN_NUMBERS) * self.num_tokens + _INT32_BYTES * numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +99,8 @@ class _Places:
     columns: Tensor
     spans: Tensor
     segments: Tensor
-    tiles: tuple[Tensor, Tensor]
+    token_parts: Tensor
+    parts: tuple[Tensor, Tensor]
     blocks: Tensor
 
     @staticmethod
@@ -87,26 +110,28 @@ class _Places:
             _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens,
             _INT32_BYTES * 4 * shape.num_rows,
             _INT32_BYTES * 3 * MAX_SEGMENTS * shape.num_rows,
-            *(_INT32_BYTES * TILE_NUMBERS * number for number in shape.num_tiles),
+            _INT32_BYTES * TOKEN_NUMBERS * shape.num_tokens,
+            *(_INT32_BYTES * PART_NUMBERS * number for number in shape.num_parts),
         ]
         columns, *rest = torch.split(head, sizes)
-        spans, segments, small, large = (part.view(torch.int32) for part in rest)
+        spans, segments, token_parts, small, large = (part.view(torch.int32) for part in rest)
         return _Places(
             columns.view(torch.int64).view(_NUM_COLUMNS, -1),
             spans.view(-1, 4),
             segments.view(-1, MAX_SEGMENTS, 3),
-            (small.view(-1, TILE_NUMBERS), large.view(-1, TILE_NUMBERS)),
+            token_parts.view(-1, TOKEN_NUMBERS),
+            (small.view(-1, PART_NUMBERS), large.view(-1, PART_NUMBERS)),
             blocks.view(torch.int32),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """A step's rows as numbers, in the order in which `StepBuffer` writes them. shape: exactly theirs.
+    """A step's rows as numbers, in the order in which `StepBuffer` writes them. shape: exactly theirs, uncut.
 
     columns: positions, ring positions, key positions and slots of all tokens. spans: per row the four of `RowSpan`.
-    segments: per row `MAX_SEGMENTS` times three numbers, as in `StepLayout`. tiles: per kind the numbers of `Tiles`.
-    tables: int32, the block tables of the rows.
+    segments: per row `MAX_SEGMENTS` times three numbers, as in `StepLayout`. tiles: per kind and tile the first five
+    numbers of `Tiles`. tables: int32, the block tables of the rows. group_size: query heads per key head.
     """
 
     shape: StepShape
@@ -115,6 +140,7 @@ class PackedRows:
     segments: list[int]
     tiles: tuple[list[int], list[int]]
     tables: list[bytes]
+    group_size: int
 
     @staticmethod
     def of(rows: Sequence[Row], group_size: int) -> PackedRows:
@@ -163,7 +189,13 @@ class PackedRows:
             len(slots), len(spans), (len(small) // TILE_NUMBERS, len(large) // TILE_NUMBERS), max_keys, num_blocks
         )
         return PackedRows(
-            shape, (positions, ring_positions, key_positions, slots), spans, segments, (small, large), tables
+            shape,
+            (positions, ring_positions, key_positions, slots),
+            spans,
+            segments,
+            (small, large),
+            tables,
+            group_size,
         )
 
 
@@ -177,7 +209,8 @@ class StepBuffer:
         self._columns = places.columns.numpy()
         self._spans = places.spans.flatten().numpy()
         self._segments = places.segments.flatten().numpy()
-        self._tiles = [tiles.flatten().numpy() for tiles in places.tiles]
+        self._token_parts = places.token_parts.numpy()
+        self._parts = [parts.numpy() for parts in places.parts]
         self._blocks = places.blocks.numpy()
 
     def fill(self, rows: PackedRows) -> int:
@@ -188,14 +221,18 @@ class StepBuffer:
         self._columns[:3, num_tokens:] = 0
         self._columns[3, num_tokens:] = _NO_SLOT
         spans = [*chain.from_iterable(rows.spans)]
-        for places, numbers, padding in (
-            (self._spans, spans, 0),
-            (self._segments, rows.segments, 0),
-            (self._tiles[0], rows.tiles[0], _NO_ROW),
-            (self._tiles[1], rows.tiles[1], _NO_ROW),
+        for places, numbers in (
+            (self._spans, spans),
+            (self._segments, rows.segments),
         ):
             places[: len(numbers)] = numbers
-            places[len(numbers) :] = padding
+            places[len(numbers) :] = 0
+        self._token_parts[:] = 0
+        for kind, places, tiles in zip(TileKind, self._parts, rows.tiles, strict=True):
+            parts = parts_of(np.array(tiles, dtype=np.int32).reshape(-1, TILE_NUMBERS), self.shape.cutting)
+            places[: len(parts)] = parts
+            places[len(parts) :] = NO_ROW
+            tokens_of(parts, kind, rows.group_size, self._token_parts)
         self._blocks[:num_blocks] = np.frombuffer(b"".join(rows.tables), dtype=np.int32)
         return _INT32_BYTES * num_blocks
 
@@ -218,7 +255,8 @@ def layout_in(head: Tensor, blocks: Tensor, shape: StepShape, rows: Sequence[Row
         spans=places.spans,
         segments=places.segments,
         blocks=places.blocks,
-        tiles=tuple(Tiles(kind, tiles) for kind, tiles in zip(TileKind, places.tiles, strict=True)),
+        tiles=(Tiles(TileKind.SMALL, places.parts[0]), Tiles(TileKind.LARGE, places.parts[1])),
+        token_parts=places.token_parts,
         block_size=block_size,
         max_keys=shape.max_keys,
     )
@@ -244,8 +282,8 @@ class ChainBuffer:
         self._columns = self._heads[:, :num_column_bytes].view(np.int64).reshape(num_steps, _NUM_COLUMNS, -1)
         spans = self._heads[:, num_column_bytes : num_column_bytes + num_span_bytes]
         self._spans = spans.view(np.int32).reshape(num_steps, -1, 4)
-        num_tile_bytes = _INT32_BYTES * TILE_NUMBERS * shape.num_tiles[0]
-        self._tiles = self._heads[:, -num_tile_bytes:].view(np.int32).reshape(num_steps, -1, TILE_NUMBERS)
+        num_part_bytes = _INT32_BYTES * PART_NUMBERS * shape.num_parts[0]
+        self._parts = self._heads[:, -num_part_bytes:].view(np.int32).reshape(num_steps, -1, PART_NUMBERS)
         self._numbers = np.arange(num_steps)[:, None]
 
     @staticmethod
@@ -261,7 +299,7 @@ class ChainBuffer:
         self._columns[:, :3, :num_rows] += self._numbers[:, :, None]
         self._columns[:, 3, :num_rows] = np.array([row.placement.slots for row in rows]).T
         self._spans[:, :num_rows, _NUM_KEYS] += self._numbers.astype(np.int32)
-        self._tiles[:, :num_rows, 1 + _NUM_KEYS] += self._numbers.astype(np.int32)
+        self._parts[:, :, 1 + _NUM_KEYS] += self._numbers.astype(np.int32)
         return self._heads.nbytes + num_block_bytes
 
 
@@ -278,4 +316,3 @@ def chain_parts(buffer: Tensor, shape: StepShape, num_steps: int) -> tuple[Tenso
 
 _NUM_KEYS = RowSpan._fields.index("num_keys")
 _NO_SLOT = -1
-_NO_ROW = -1

@@ -7,7 +7,7 @@ What changes from call to call has to be in tensors that the function reads. Whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -18,6 +18,7 @@ from torch.cuda import _POOL_HANDLE
 from antiphon.models.minicpmo.flow_compute import Compute
 
 ResultT = TypeVar("ResultT")
+RecordedT = TypeVar("RecordedT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,15 @@ class GraphRecorder:
             return result
 
         return replay
+
+
+def smallest(recorded: Mapping[tuple[int, ...], RecordedT], num_rows: int, *kind: int) -> RecordedT | None:
+    """Of what was recorded for numbers of rows and kinds, what holds so many rows of a kind; None if nothing does.
+
+    What stands in the rows that are too many was there before, and nobody hears it.
+    """
+    sizes = [size for size, *own in recorded if own == [*kind] and size >= num_rows]
+    return recorded[min(sizes), *kind] if sizes else None
 
 
 @contextmanager

@@ -17,7 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.kernels.transfer import upload
-from antiphon.models.minicpmo.captured import NumRuns, Recorder, fastest_convolutions, tensor_core_convolutions
+from antiphon.models.minicpmo.captured import (
+    NumRuns,
+    Recorder,
+    fastest_convolutions,
+    smallest,
+    tensor_core_convolutions,
+)
 from antiphon.models.minicpmo.causal_hift import (
     FILTER_LOOKAHEAD_FRAMES,
     PITCH_LOOKAHEAD_FRAMES,
@@ -109,7 +115,7 @@ class CausalVocoder:
         # The pitch reaches back two frames per convolution but the first; the tail of the mel serves it as well.
         pitch_history = 2 * (hift.config.num_pitch_convs - 1)
         self.num_history_frames = max(history_frames(hift.config), pitch_history - FILTER_LOOKAHEAD_FRAMES)
-        self._recorded: dict[tuple[int, int, int], _Recorded] = {}
+        self._recorded: dict[tuple[int, ...], _Recorded] = {}
 
     def at_turn_start(self, noise: SourceNoise) -> CausalState:
         config, new = self.hift.config, self._like.new_zeros
@@ -183,7 +189,7 @@ class CausalVocoder:
             [lengthened(values.mT, num_new_samples).mT for values, _ in draws],
         )
         lengths = upload(torch.tensor(nums_frames), self._like.device)
-        recorded = self._recorded.get((len(rows), num_frames, num_old_frames))
+        recorded = smallest(self._recorded, len(rows), num_frames, num_old_frames)
         if recorded is None:
             mel, source_tail, phase, drawn = map(torch.cat, parts)
             extent = WHOLE if min(nums_frames) == num_frames else Ragged(lengths)
@@ -192,10 +198,10 @@ class CausalVocoder:
         else:
             inputs = recorded.inputs
             for part, there in zip(parts, (inputs.mel, inputs.source_tail, inputs.phase, inputs.noise), strict=True):
-                torch.cat(part, out=there)
-            inputs.num_frames.copy_(lengths)
+                torch.cat(part, out=there[: len(rows)])
+            inputs.num_frames[: len(rows)].copy_(lengths)
             # The next replay overwrites them.
-            speech, source, phase = (one.clone() for one in recorded.replay())
+            speech, source, phase = (one[: len(rows)].clone() for one in recorded.replay())
         self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
         ended = []
         for index, (row, state, mel, (_, noise)) in enumerate(zip(rows, states, mels, draws, strict=True)):

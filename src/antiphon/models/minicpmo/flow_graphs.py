@@ -1,8 +1,8 @@
 """Whole solves of the flow as CUDA graphs, encoder and all Euler steps: one for each number of sessions and length.
 
-A chunk is filled up to a length of the grid. What fits none, or reads more than there is room for, is solved launch by
-launch with the same code. Shown on a GPU by tests/test_cuda_vocoder.py, elsewhere by
-tests/kernels/test_solves_by_kernels.py.
+A chunk is filled up to a length of the grid, and a batch up to a number of sessions. What fits none, or reads more than
+there is room for, is solved launch by launch with the same code. Shown on a GPU by tests/test_cuda_vocoder.py,
+elsewhere by tests/kernels/test_solves_by_kernels.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.transfer import upload
-from antiphon.models.minicpmo.captured import Recorder, tensor_core_products
+from antiphon.models.minicpmo.captured import Recorder, smallest, tensor_core_products
 from antiphon.models.minicpmo.flow_cache import Parts, Writing
 from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.flow_inputs import (
@@ -49,7 +49,7 @@ class FlowGraphs:
         self._weights = weights
         self._arena = arena
         self._compute = compute
-        self._captured: dict[tuple[int, int], _CapturedSolve] = {}
+        self._captured: dict[tuple[int, ...], _CapturedSolve] = {}
 
     def capture(self, shapes: Sequence[SolveShape], recorder: Recorder) -> Iterator[int]:
         """One solve per step; yields how many are left."""
@@ -74,7 +74,8 @@ class FlowGraphs:
     def run(self, rows: Sequence[FlowRow], writings: Sequence[Writing | None]) -> tuple[Tensor, Ends] | None:
         """Mel [B, T, M], and the encoder's tails, which the next run overwrites; None if no graph holds the rows."""
         kinds = [self.kind_of(row) for row in rows]
-        captured = self._captured.get((len(rows), max(num_tokens for num_tokens, _ in kinds)))
+        num_tokens = max(num_tokens for num_tokens, _ in kinds)
+        captured = smallest(self._captured, len(rows), num_tokens)
         if captured is None or not all(fits for _, fits in kinds):
             return None
         return captured.run(rows, writings)
@@ -117,11 +118,12 @@ class _CapturedSolve:
         )
 
     def run(self, rows: Sequence[FlowRow], writings: Sequence[Writing | None]) -> tuple[Tensor, Ends]:
-        inputs = self._inputs
+        """rows: as many as there are in the shape, or fewer; the others are of nothing."""
+        inputs, own = self._inputs, slice(len(rows))
         host = filled(self._shape, rows, writings, self._arena, inputs.destination)
         inputs.numbers.flat.copy_(upload(host.flat, inputs.numbers.flat.device))
-        torch.cat([row.voice.speaker for row in rows], out=inputs.speakers)
-        torch.cat([row.speech.tails.lookahead for row in rows], out=inputs.lookahead)
-        torch.cat([row.speech.tails.upsampling for row in rows], out=inputs.upsampling)
+        torch.cat([row.voice.speaker for row in rows], out=inputs.speakers[own])
+        torch.cat([row.speech.tails.lookahead for row in rows], out=inputs.lookahead[own])
+        torch.cat([row.speech.tails.upsampling for row in rows], out=inputs.upsampling[own])
         mel, ends = self._replay()
-        return mel.clone(), ends
+        return mel[own].clone(), ends

@@ -19,7 +19,13 @@ from torch import Tensor
 
 from antiphon.kernels.sampling.draws import generator_seed, uniforms
 from antiphon.kernels.transfer import upload
-from antiphon.models.minicpmo.captured import NumRuns, Recorder, fastest_convolutions, tensor_core_convolutions
+from antiphon.models.minicpmo.captured import (
+    NumRuns,
+    Recorder,
+    fastest_convolutions,
+    smallest,
+    tensor_core_convolutions,
+)
 from antiphon.models.minicpmo.flow_compute import Compute
 from antiphon.models.minicpmo.hift import Hift
 from antiphon.models.minicpmo.hift_extent import WHOLE, Extent, Ragged
@@ -191,7 +197,7 @@ class Vocoder:
         self._compute = compute
         self._like = hift.f0_predictor.classifier.weight
         self._fade = _fade(self._like.device)
-        self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._recorded: dict[tuple[int, ...], _Recorded] = {}
 
     def at_turn_start(self, noise: SourceNoise) -> VocoderState:
         new = self._like.new_zeros
@@ -241,7 +247,7 @@ class Vocoder:
         Returns: per row [1, n] float32 within ±1.08, n as in `spliced`, and the state after them.
         """
         ((num_frames,),) = {self.kind_of(row) for row in rows}
-        recorded = self._recorded.get((len(rows), num_frames))
+        recorded = smallest(self._recorded, len(rows), num_frames)
         states = [_own(row.state) for row in rows]
         pieces = [
             torch.cat((state.mel_tail, row.mel.to(self._like.dtype)), dim=-1)
@@ -270,9 +276,9 @@ class Vocoder:
             inputs = recorded.inputs
             places = inputs.mel, inputs.noise, inputs.source_tail, inputs.speech_tail
             for part, place in zip(parts, places, strict=True):
-                torch.cat(part, out=place)
-            inputs.goes_on.copy_(goes_on[:, None])
-            inputs.num_frames.copy_(lengths)
+                torch.cat(part, out=place[: len(rows)])
+            inputs.goes_on[: len(rows)].copy_(goes_on[:, None])
+            inputs.num_frames[: len(rows)].copy_(lengths)
             speech, source = recorded.replay()
         self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
         ended: list[tuple[Tensor, VocoderState]] = []

@@ -175,7 +175,7 @@ class Renderer:
             _fenced(self._vocode, group)
 
     def _alike(self, works: Sequence[_Work], shape: Callable[[_Work], tuple[int, ...]]) -> Iterator[Sequence[_Work]]:
-        """Groups of equal shape, in sizes of the grid."""
+        """Groups of equal shape, none larger than the grid's largest."""
         groups: dict[tuple[int, ...], list[_Work]] = {}
         for work in works:
             groups.setdefault(shape(work), []).append(work)

@@ -55,7 +55,7 @@ class Code2WavStage:
         return self._voices.is_idle and not self._rendering and not self._chosen()
 
     def step(self) -> dict[str, Ready[None] | Spoken[Tensor] | AntiphonError]:
-        """Render the most urgent chunks, the first ones of turns before all others; then a piece of one voice.
+        """Render the most urgent chunks, then a piece of one voice.
 
         On a GPU what is rendered is told in a later step, so that this one's chunks are on their way before it is
         waited for.
@@ -109,10 +109,8 @@ class Code2WavStage:
         return Ready(None)
 
     def _chosen(self) -> list[str]:
-        """The most urgent of those who fit; the first chunks of turns before all others."""
-        fitting = self._who_fits()
-        first = [session_id for session_id in fitting if self._due[session_id][1].is_first_of_turn]
-        return (first or fitting)[: self._renderer.max_rows]
+        """The most urgent of those who fit: nobody hears a turn that begins yet, so it is urgent at once."""
+        return self._who_fits()[: self._renderer.max_rows]
 
     def _who_fits(self) -> list[str]:
         """Sessions with a seat or that find one, most urgent first; nobody overtakes one that waits for a seat."""
