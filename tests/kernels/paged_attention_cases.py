@@ -16,12 +16,9 @@ from antiphon.kernels.paged_attention.op import paged_attention
 from antiphon.kernels.paged_attention.tiles import (
     TILE_NUMBERS,
     TOKEN_NUMBERS,
-    Cutting,
     TileKind,
     Tiles,
-    parts_of,
-    tokens_of,
-    tokens_per_tile,
+    Tiling,
 )
 from antiphon.kernels.rotary_store.contract import LARGEST
 from antiphon.kernels.rotary_store.reference import quantised
@@ -31,8 +28,6 @@ from kernels.formulas import EPS, turned
 THETA = 1e4
 NUM_BLOCKS = 160
 MAX_SEGMENTS = 4
-CUTTING = Cutting(num_more=20, least_keys=3)
-"""So fine that short rows are cut too, and that some parts end before their tile's first query sees anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +128,8 @@ def layout(
     rows: Sequence[Row], parts: Sequence[Part], at: Tensor, written: Tensor, block_size: int, group_size: int
 ) -> StepLayout:
     """The tables of a step, by hand. at: [N] positions. written: [N] slots."""
+    # So fine that short rows are cut too, and that some parts end before their tile's first query sees anything.
+    tiling = Tiling(group_size, has_large=True, num_parts=20, parts_per_tile=2, least_keys=3)
     spans: list[RowSpan] = []
     tables: list[list[tuple[int, int, int]]] = []
     blocks: list[int] = []
@@ -145,16 +142,16 @@ def layout(
             table.append((len(blocks), segment.first_slot, segment.num_tokens))
             blocks += segment.blocks
         tables.append([*table, *[(0, 0, 0)] * (MAX_SEGMENTS - len(table))])
-        is_small = row.num_queries <= tokens_per_tile(TileKind.SMALL, group_size)
+        is_small = row.num_queries <= tiling.tokens_per_tile(TileKind.SMALL)
         kind = TileKind.SMALL if is_small else TileKind.LARGE
-        size = tokens_per_tile(kind, group_size)
+        size = tiling.tokens_per_tile(kind)
         places[kind] += [(index, first, *spans[-1][1:]) for first in range(start, spans[-1].token_end, size)]
     numbers = [(one.token_start, one.token_end, one.num_keys, one.num_anchor_keys) for one in spans]
     token_parts = np.zeros((len(at), TOKEN_NUMBERS), np.int32)
     tiles = []
     for kind in TileKind:
-        own = parts_of(np.array(places[kind], np.int32).reshape(-1, TILE_NUMBERS), CUTTING)
-        tokens_of(own, kind, group_size, token_parts)
+        own = tiling.parts_of(np.array(places[kind], np.int32).reshape(-1, TILE_NUMBERS))
+        tiling.tell_tokens(own, kind, token_parts)
         tiles.append(Tiles(kind, torch.from_numpy(own)))
     small, large = tiles
     return StepLayout(

@@ -11,6 +11,7 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
 from antiphon.core.window import SlideMode
 from antiphon.kernels.kv_cache import LayerCache
+from antiphon.kernels.paged_attention.tiles import Tiling
 from antiphon.kernels.rotary_store.contract import StepRotations
 from antiphon.kernels.step_rotations.op import step_rotations
 from antiphon.models.minicpmo.checkpoint import Part, WeightFile
@@ -59,7 +60,8 @@ def test_a_layer_for_few_tokens_comes_to_what_any_layer_comes_to() -> None:
     assert isinstance(layer, Layer)
     context = Context(BlockPool(8, 4), SlideMode.ROTATE_QUERY, 100)
     context.append_prompt(3)
-    rows = PackedRows.of([Row(context, context.append(5))], CONFIG.num_heads // CONFIG.num_kv_heads)
+    tiling = Tiling.of(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, is_float8=False)
+    rows = PackedRows.of([Row(context, context.append(5))], tiling)
     host = torch.zeros(rows.shape.num_bytes, dtype=torch.uint8)
     buffer = StepBuffer(rows.shape, *in_two(host, rows.shape))
     buffer.fill(rows)

@@ -145,6 +145,7 @@ class _Broken:
     """A loop with a bug that no fence inside it holds."""
 
     is_idle: bool = True
+    rest_s: float = 0.0
 
     def take(self, message: Told) -> None:
         raise AssertionError(f"a bug of ours, met with {message}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -33,7 +33,7 @@ from antiphon.core.messages import (
     Surveyed,
 )
 from antiphon.core.sampling import Draws
-from antiphon.errors import AudioError
+from antiphon.errors import AntiphonError, AudioError
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import ArenaSize
@@ -199,6 +199,75 @@ def test_first_chunks_of_turns_come_before_all_others_in_the_step_that_finds_the
     assert whose(settle(loop)) == ["c", "a", "b"]
     for name in "abc":
         loop.take(Close(name))
+
+
+@dataclass(slots=True)
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class SlowRenderer(Renderer):
+    """Takes as long as a device would that others use too. clock: of the stage."""
+
+    clock: Clock
+
+    def speak(self, rows: Sequence[ChunkRow]) -> list[Tensor | AntiphonError]:
+        if rows:
+            self.clock.now_s += ROUND_S
+        return super().speak(rows)
+
+
+ROUND_S = 0.04
+
+
+def resting(setup: Setup) -> tuple[Loop, Clock]:
+    """A loop of up to three sessions a solve, of which the first two have begun their turns."""
+    renderer, clock = SlowRenderer(setup.synthesizer, setup.vocoder, BatchGrid((1, 3))), Clock()
+    renderer.clock = clock
+    stage = Code2WavStage(renderer, VoiceStore(setup.synthesizer, max_bytes=0), CPU, clock)
+    loop: Loop = StageLoop(stage, Interruption.VOIDS_WORK)
+    ready(loop, "abc")
+    for name in "ab":
+        loop.take(chunk(name, 0))
+    assert whose(loop.step()) == ["a", "b"]
+    return loop, clock
+
+
+def leave(loop: Loop) -> None:
+    for name in "abc":
+        loop.take(Close(name))
+
+
+def test_a_chunk_waits_for_company_as_long_as_the_ones_before_it_took(setup: Setup) -> None:
+    loop, clock = resting(setup)
+    loop.take(chunk("a", 1))
+    assert loop.rest_s == pytest.approx(ROUND_S)
+    assert whose(loop.step()) == []
+    clock.now_s += ROUND_S / 2
+    loop.take(chunk("b", 1))
+    assert loop.rest_s == pytest.approx(ROUND_S / 2)
+    clock.now_s += ROUND_S
+    assert loop.rest_s == 0
+    assert whose(loop.step()) == ["a", "b"]
+    leave(loop)
+
+
+def test_nobody_rests_where_a_turn_begins_or_no_more_company_fits(setup: Setup) -> None:
+    loop, clock = resting(setup)
+    loop.take(chunk("a", 1))
+    loop.take(chunk("c", 0))
+    assert loop.rest_s == 0
+    assert whose(loop.step()) == ["c", "a"]
+    assert clock.now_s == pytest.approx(2 * ROUND_S)
+    for name, seq in (("a", 2), ("b", 1), ("c", 1)):
+        assert loop.is_idle or loop.rest_s > 0
+        loop.take(chunk(name, seq))
+    assert loop.rest_s == 0
+    assert whose(loop.step()) == ["b", "c", "a"]
+    leave(loop)
 
 
 def test_sessions_that_listen_hold_nothing(setup: Setup) -> None:

@@ -13,12 +13,14 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.context import Context
 from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.kernels.kv_cache import StepLayout
-from antiphon.kernels.paged_attention.tiles import UNCUT, Cutting
+from antiphon.kernels.paged_attention.tiles import Tiling
 from antiphon.stages.step_graphs import step_shapes
 from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, StepShape, in_two, layout_in
 from core.brute_force import slots_of
 
 GROUP = 4
+UNCUT = Tiling(GROUP, has_large=True, num_parts=0, parts_per_tile=1, least_keys=1)
+CUT = replace(UNCUT, num_parts=9, least_keys=2)
 
 
 def contexts() -> tuple[Context, Context, Context]:
@@ -42,7 +44,7 @@ def step_rows() -> list[Row]:
 
 
 def packed(rows: Sequence[Row], shape: StepShape) -> StepLayout:
-    host, own = leftovers(shape), PackedRows.of(rows, GROUP)
+    host, own = leftovers(shape), PackedRows.of(rows, UNCUT)
     buffer = StepBuffer(shape, *in_two(host, shape))
     buffer.fill(own)
     return layout_in(*in_two(host, shape), shape, own.spans, 4)
@@ -53,7 +55,7 @@ def leftovers(shape: StepShape) -> Tensor:
 
 
 def shape_of(rows: Sequence[Row]) -> StepShape:
-    return PackedRows.of(rows, GROUP).shape
+    return PackedRows.of(rows, UNCUT).shape
 
 
 @pytest.mark.parametrize("room", [0, 5])
@@ -66,6 +68,7 @@ def test_the_device_reads_what_the_contexts_say(room: int) -> None:
         (exact.num_tiles[0] + room, exact.num_tiles[1] + room),
         exact.max_keys + room,
         exact.num_blocks + room,
+        UNCUT,
     )
     step = packed(rows, shape)
     num_tokens = 0
@@ -101,11 +104,11 @@ def test_every_token_is_in_one_tile_of_its_row_and_padding_in_none() -> None:
 
 def test_the_fewer_tiles_a_step_has_the_finer_their_keys_are_cut() -> None:
     rows = step_rows()
-    room = replace(shape_of(rows), num_tiles=(20, 20), cutting=Cutting(num_more=9, least_keys=2))
+    room = replace(shape_of(rows), num_tiles=(20, 20), tiling=CUT)
     for own in (rows, rows[:1]):
         step = packed(own, room)
         for tiles in step.tiles:
-            assert len(tiles.parts) == 29
+            assert len(tiles.parts) == 40
             parts = [part for part in tiles.parts.tolist() if part[0] >= 0]
             for number, (*_, part, num_parts) in enumerate(parts):
                 tile = parts[number - part : number - part + num_parts]
@@ -116,7 +119,7 @@ def test_the_fewer_tiles_a_step_has_the_finer_their_keys_are_cut() -> None:
 
 def test_a_token_knows_the_parts_of_its_tile() -> None:
     rows = step_rows()
-    shape = replace(shape_of(rows), cutting=Cutting(num_more=9, least_keys=2))
+    shape = replace(shape_of(rows), tiling=CUT)
     step = packed(rows, shape)
     for token, (first, num_parts, first_query, is_large) in enumerate(step.token_parts.tolist()):
         parts = step.tiles[is_large].parts[first : first + num_parts].tolist()
@@ -135,9 +138,9 @@ def test_a_piece_of_a_row_sees_only_what_stands_before_its_end() -> None:
 def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
     rows = step_rows()
     shape = shape_of(rows)
-    host, last = leftovers(shape), PackedRows.of(rows[2:], GROUP)
+    host, last = leftovers(shape), PackedRows.of(rows[2:], UNCUT)
     buffer = StepBuffer(shape, *in_two(host, shape))
-    buffer.fill(PackedRows.of(rows, GROUP))
+    buffer.fill(PackedRows.of(rows, UNCUT))
     num_bytes = buffer.fill(last)
     again, alone = layout_in(*in_two(host, shape), shape, last.spans, 4), packed(rows[2:], shape)
     assert num_bytes < shape.num_block_bytes
@@ -158,6 +161,6 @@ def test_a_shape_of_the_grid_holds_every_step_of_its_size(num_tokens: int) -> No
             own = num_tokens // num_rows + (num_tokens % num_rows if index == 0 else 0)
             rows.append(Row(context, context.append(own)))
         wanted = shape_of(rows)
-        shapes = [shape for shape in step_shapes(40, 100, 4, GROUP, UNCUT) if shape.holds(wanted)]
+        shapes = [shape for shape in step_shapes(40, 100, 4, UNCUT) if shape.holds(wanted)]
         assert shapes, wanted
         assert shapes[0].num_tokens <= max(16, 2 * num_tokens)

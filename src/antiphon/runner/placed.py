@@ -7,10 +7,11 @@ same loop with the same messages. Shown by tests/runner/test_placed.py.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -43,6 +44,9 @@ class Loop(Protocol[MessageT_contra, AnswerT]):
     @property
     def is_idle(self) -> bool: ...
 
+    @property
+    def rest_s(self) -> float: ...
+
     def take(self, message: MessageT_contra) -> None: ...
 
     def step(self) -> list[AnswerT]: ...
@@ -52,11 +56,12 @@ class Loop(Protocol[MessageT_contra, AnswerT]):
 
 
 class Inbox(Protocol[MessageT_co]):
-    """Where a driven loop's messages come from. get: the next one, waiting for it."""
+    """Where a driven loop's messages come from."""
 
     def empty(self) -> bool: ...
 
-    def get(self) -> MessageT_co: ...
+    def get(self, patience_s: float) -> MessageT_co | None:
+        """The next one; None if none comes in time. patience_s: may be without end."""
 
 
 class Placed(Protocol[MessageT_contra]):
@@ -104,6 +109,25 @@ class Here(Generic[MessageT, AnswerT]):
         self._loop.close()
 
 
+class _QueueInbox(Generic[MessageT]):
+    """Of a thread."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[MessageT] = SimpleQueue()
+
+    def put(self, message: MessageT) -> None:
+        self._queue.put(message)
+
+    def empty(self) -> bool:
+        return self._queue.empty()
+
+    def get(self, patience_s: float) -> MessageT | None:
+        try:
+            return self._queue.get(timeout=None if patience_s == math.inf else patience_s)
+        except Empty:
+            return None
+
+
 class Threaded(Generic[MessageT, AnswerT]):
     """A stage in a thread of its own. device: on which it runs."""
 
@@ -113,7 +137,7 @@ class Threaded(Generic[MessageT, AnswerT]):
         self._loop = loop
         self._device = device
         self._emit = emit
-        self._inbox: SimpleQueue[MessageT | Stop] = SimpleQueue()
+        self._inbox: _QueueInbox[MessageT | Stop] = _QueueInbox()
         self._thread = threading.Thread(target=self._run, name=f"antiphon {name}", daemon=True)
 
     @property
@@ -145,12 +169,17 @@ class Threaded(Generic[MessageT, AnswerT]):
 
 
 def drive(loop: Loop[MessageT, AnswerT], inbox: Inbox[MessageT | Stop], emit: Callable[[AnswerT], None]) -> None:
-    """Take what has come in, step, tell what came of it, until `Stop`; waits only while there is nothing to do."""
+    """Take what has come in, step, tell what came of it, until `Stop`.
+
+    Waits while there is nothing to do, and as long as the loop had better rest.
+    """
     while True:
-        while loop.is_idle or not inbox.empty():
-            message = inbox.get()
+        while (patience_s := math.inf if loop.is_idle else loop.rest_s) > 0 or not inbox.empty():
+            message = inbox.get(patience_s)
             if isinstance(message, Stop):
                 return
+            if message is None:
+                break
             loop.take(message)
         for answer in loop.step():
             emit(answer)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.kv_cache import KVCache
-from antiphon.kernels.paged_attention.tiles import Cutting
+from antiphon.kernels.paged_attention.tiles import Tiling
 from antiphon.kernels.transfer import NUM_STAGING, Download, Staging, upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.stages.draw_graphs import ColumnBuffer, Draw, DrawColumns
@@ -37,7 +37,7 @@ class ChainParts:
     """What a chain is made of.
 
     embed: ids [R] int64 → inputs [R, hidden]. draw: as `Draw`; it records in the table what is fed next. padding: of
-    columns. num_group_heads: query heads per key head.
+    columns. tiling: of the decoder.
     """
 
     forward: Forward
@@ -46,7 +46,7 @@ class ChainParts:
     draw: Draw
     table: DrawTable
     padding: DrawColumns
-    num_group_heads: int
+    tiling: Tiling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,6 @@ class ChainGraphs:
         self._parts = parts
         self._captured: list[_Captured] = []
         self._table_version = 0
-        self._cutting = Cutting.of(*parts.cache.keys.shape[3:])
 
     def capture(self, max_rows: int, max_keys: int, recorder: Recorder) -> Iterator[int]:
         """Record chains of up to so many rows, behind up to so many keys, after the table's room was reserved.
@@ -82,7 +81,7 @@ class ChainGraphs:
         self._table_version = self._parts.table.version
         sizes = recorded_numbers(max_rows)
         for num_done, size in enumerate(reversed(sizes), start=1):
-            shape = decoding_shape(size, max_keys, self._parts.cache.block_size, self._cutting)
+            shape = decoding_shape(size, max_keys, self._parts.cache.block_size, self._parts.tiling)
             self._captured.insert(0, _Captured(self._parts, shape, self.num_steps, recorder))
             yield len(sizes) - num_done
 
@@ -92,7 +91,7 @@ class ChainGraphs:
         rows: R, of as many tokens as there are steps. draws: of each step, R each.
         Returns ids, [R * num_steps] int64, row after row, and states in the same order, [R * num_steps, hidden].
         """
-        packed = PackedRows.of(first_tokens(rows), self._parts.num_group_heads)
+        packed = PackedRows.of(first_tokens(rows), self._parts.tiling)
         last = packed.shape.max_keys + self.num_steps - 1
         is_there = self._parts.table.version == self._table_version
         fitting = (one for one in self._captured if is_there and one.holds(packed.shape, last))
@@ -103,7 +102,7 @@ class ChainGraphs:
             # Of one row the same numbers in another order would be no copy, and the next replay overwrites them.
             states = states[:, : len(rows)].transpose(0, 1).clone()
             return Download(ids[:, : len(rows)].mT.flatten()), states.flatten(0, 1)
-        shape = decoding_shape(len(rows), last, self._parts.cache.block_size, self._cutting)
+        shape = decoding_shape(len(rows), last, self._parts.cache.block_size, self._parts.tiling)
         buffers = _Buffers(
             self._parts,
             shape,
@@ -126,7 +125,6 @@ class _Buffers:
     def __init__(self, parts: ChainParts, shape: StepShape, steps: Tensor, draws: Tensor, num_steps: int) -> None:
         self.steps = steps
         self.draws = draws
-        self._group_size = parts.num_group_heads
         self._chain = ChainBuffer(shape, num_steps, steps)
         self._columns = [ColumnBuffer(parts.padding, shape.num_rows, one) for one in draws.view(num_steps, -1)]
 
@@ -134,7 +132,7 @@ class _Buffers:
         """Returns how many bytes of the steps are of any use."""
         for buffer, columns in zip(self._columns, draws, strict=True):
             buffer.fill(columns)
-        return self._chain.fill(rows, self._group_size)
+        return self._chain.fill(rows)
 
 
 def _inputs_in(parts: ChainParts, shape: StepShape, steps: Tensor, draws: Tensor, num_steps: int) -> _Inputs:
@@ -169,7 +167,7 @@ class _Captured:
         nobody = DrawColumns([[] for _ in parts.padding.whole], [[] for _ in parts.padding.fractions])
         # Nothing but padding: the launches are the same, and nothing is written.
         self._upload((), [nobody] * num_steps)
-        packed = PackedRows.of((), parts.num_group_heads)
+        packed = PackedRows.of((), parts.tiling)
         self._replay = recorder.record(
             lambda: _chained(parts, shape, _inputs_in(parts, shape, self._steps, self._draws, num_steps), packed)
         )

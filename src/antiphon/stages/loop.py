@@ -70,6 +70,10 @@ class Stage(Protocol[SettingsT_contra, WorkT_contra, StateT, AboutT, ResultT_co,
     def is_idle(self) -> bool:
         """No step could do anything before the next call."""
 
+    @property
+    def rest_s(self) -> float:
+        """So long the next step had better wait for what may come in meanwhile; 0 for not at all."""
+
     def step(self) -> Mapping[str, Ready[AboutT] | ResultT_co | AntiphonError]:
         """One batched step for the most urgent sessions. Returns what came to its end, by session id."""
 
@@ -134,6 +138,11 @@ class StageLoop(Generic[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT]):
     def is_idle(self) -> bool:
         """No step is needed until the next message."""
         return not self._answers and self._stage.is_idle
+
+    @property
+    def rest_s(self) -> float:
+        """So long the next step had better wait for messages; 0 for not at all."""
+        return 0.0 if self._answers else self._stage.rest_s
 
     def close(self) -> None:
         """After the last step; idempotent."""

@@ -6,7 +6,7 @@ Not a scheduler: who is in a step is the caller's choice. Used by thinker and ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -16,7 +16,7 @@ from antiphon.core.blocks import BlockPool
 from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.context import Placement
 from antiphon.kernels.kv_cache import KVCache
-from antiphon.kernels.paged_attention.tiles import Cutting
+from antiphon.kernels.paged_attention.tiles import Tiling
 from antiphon.kernels.rotate_keys.op import rotate_keys
 from antiphon.kernels.transfer import upload
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
@@ -65,13 +65,13 @@ class PagedDecoder:
         dtype: torch.dtype,
     ) -> None:
         self._forward = forward
-        self.group_size = decoder.num_heads // decoder.num_kv_heads
         self.num_runs = NumRuns()
         self.rope_theta = decoder.rope_theta
         self.pool = BlockPool(cache.num_blocks, cache.block_size)
         self.kept_in = cache.dtype
         self.cache = cache.make(decoder, dtype, device)
-        self._cutting = Cutting.of(decoder.num_kv_heads, decoder.head_dim)
+        sizes = decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
+        self.tiling = Tiling.of(*sizes, is_float8=self.cache.scales is not None)
         self._graphs = StepGraphs(forward, self.cache, decoder.hidden_size, dtype)
 
     @property
@@ -85,7 +85,7 @@ class PagedDecoder:
         Yields how many are left each time one is done.
         """
         max_keys = min(max_tokens, self.pool.num_blocks * self.pool.block_size)
-        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self.group_size, self._cutting)
+        shapes = step_shapes(max_rows, max_keys, self.pool.block_size, self.tiling)
         yield from self._graphs.capture(shapes, recorder)
 
     def run(self, rows: Sequence[Row], embeds: Tensor) -> Tensor:
@@ -93,14 +93,14 @@ class PagedDecoder:
 
         Returns their states, [N, hidden].
         """
-        packed = PackedRows.of(rows, self.group_size)
+        packed = PackedRows.of(rows, self.tiling)
         slots = packed.columns[3]
         assert len({*slots}) == len(slots), "a slot is written twice in one step"
         captured = self._graphs.fitting(packed.shape)
         self.num_runs = self.num_runs.one_more(is_replayed=captured is not None)
         if captured is not None:
             return captured.run(packed, embeds)
-        shape = replace(packed.shape, cutting=self._cutting)
+        shape = packed.shape
         host = torch.zeros(shape.num_bytes, dtype=torch.uint8)
         StepBuffer(shape, *in_two(host, shape)).fill(packed)
         parts = in_two(upload(host, self.cache.keys.device), shape)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.kv_cache import KVCache, StepLayout
-from antiphon.kernels.paged_attention.tiles import Cutting, TileKind, tokens_per_tile
+from antiphon.kernels.paged_attention.tiles import TileKind, Tiling
 from antiphon.kernels.transfer import NUM_STAGING, Staging
 from antiphon.models.minicpmo.captured import Recorder
 from antiphon.stages.step_packing import MAX_SEGMENTS, PackedRows, StepBuffer, StepShape, in_two, layout_in
@@ -32,16 +32,16 @@ def recorded_numbers(most: int) -> tuple[int, ...]:
     return (*(number for number in _ROWS if number < most), most)
 
 
-def step_shapes(
-    max_rows: int, max_keys: int, block_size: int, group_size: int, cutting: Cutting
-) -> tuple[StepShape, ...]:
-    """For steps that decode only, and for mixed ones; smaller ones first. group_size: query heads per key head."""
-    small = tokens_per_tile(TileKind.SMALL, group_size)
-    large = tokens_per_tile(TileKind.LARGE, group_size)
-    decoding = [decoding_shape(size, max_keys, block_size, cutting) for size in recorded_numbers(max_rows)]
+def step_shapes(max_rows: int, max_keys: int, block_size: int, tiling: Tiling) -> tuple[StepShape, ...]:
+    """For steps that decode only, and for mixed ones; smaller ones first."""
+    small, large = map(tiling.tokens_per_tile, TileKind)
+    decoding = [decoding_shape(size, max_keys, block_size, tiling) for size in recorded_numbers(max_rows)]
 
     def mixed(num_tokens: int) -> StepShape:
-        one = decoding_shape(min(num_tokens, max_rows), max_keys, block_size, cutting)
+        one = decoding_shape(min(num_tokens, max_rows), max_keys, block_size, tiling)
+        if not tiling.has_large:
+            # Each row's last tile may be partly empty.
+            return replace(one, num_tokens=num_tokens, num_tiles=(one.num_rows + num_tokens // small, 0))
         # A row in large tiles has more tokens than a small one holds.
         num_large = num_tokens // (small + 1) + num_tokens // large
         return replace(one, num_tokens=num_tokens, num_tiles=(one.num_rows, num_large))
@@ -49,11 +49,11 @@ def step_shapes(
     return (*decoding, *map(mixed, _TOKENS))
 
 
-def decoding_shape(num_rows: int, max_keys: int, block_size: int, cutting: Cutting) -> StepShape:
+def decoding_shape(num_rows: int, max_keys: int, block_size: int, tiling: Tiling) -> StepShape:
     """Of rows with a token each."""
     # Each segment's last block, and the ring's first, may be partly empty.
     blocks_per_row = -(-max_keys // block_size) + MAX_SEGMENTS + 1
-    return StepShape(num_rows, num_rows, (num_rows, 0), max_keys, num_rows * blocks_per_row, cutting)
+    return StepShape(num_rows, num_rows, (num_rows, 0), max_keys, num_rows * blocks_per_row, tiling)
 
 
 class _Captured:
@@ -67,7 +67,7 @@ class _Captured:
         self._buffer = torch.empty(shape.num_bytes, dtype=torch.uint8, device=device)
         self._embeds = embeds
         # Nothing but padding: the launches are the same, and nothing is written.
-        self._upload(PackedRows.of((), group_size=1))
+        self._upload(PackedRows.of((), shape.tiling))
         self._replay = recorder.record(
             lambda: forward(self._embeds, layout_in(*in_two(self._buffer, shape), shape, (), cache.block_size), cache)
         )

@@ -22,13 +22,9 @@ from antiphon.kernels.paged_attention.tiles import (
     PART_NUMBERS,
     TILE_NUMBERS,
     TOKEN_NUMBERS,
-    UNCUT,
-    Cutting,
     TileKind,
     Tiles,
-    parts_of,
-    tokens_of,
-    tokens_per_tile,
+    Tiling,
 )
 
 MAX_SEGMENTS = 3
@@ -47,17 +43,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step's buffer has room for. num_tiles: small and large ones. max_keys: of one row. num_blocks: of all.
-
-    cutting: of what is in it.
-    """
+    """What a step's buffer has room for. num_tiles: small and large ones. max_keys: of one row. num_blocks: of all."""
 
     num_tokens: int
     num_rows: int
     num_tiles: tuple[int, int]
     max_keys: int
     num_blocks: int
-    cutting: Cutting = UNCUT
+    tiling: Tiling
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of that shape fits into this one."""
@@ -73,8 +66,13 @@ class StepShape:
     @property
     def num_parts(self) -> tuple[int, int]:
         """Of small and of large tiles."""
-        num_small, num_large = (number and number + self.cutting.num_more for number in self.num_tiles)
+        num_small, num_large = map(self.tiling.most_parts, self.num_tiles)
         return num_small, num_large
+
+    @property
+    def num_cut_tokens(self) -> int:
+        """Whose tiles may have several parts."""
+        return self.num_tokens if self.tiling.num_parts else 0
 
     @property
     def num_bytes(self) -> int:
@@ -89,7 +87,8 @@ class StepShape:
     def num_head_bytes(self) -> int:
         """Of all that is not blocks."""
         numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + PART_NUMBERS * sum(self.num_parts)
-        return (_INT64_BYTES * _NUM_COLUMNS + _INT32_BYTES * TOKEN_NUMBERS) * self.num_tokens + _INT32_BYTES * numbers
+        numbers += TOKEN_NUMBERS * self.num_cut_tokens
+        return _INT64_BYTES * _NUM_COLUMNS * self.num_tokens + _INT32_BYTES * numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Places:
             _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens,
             _INT32_BYTES * 4 * shape.num_rows,
             _INT32_BYTES * 3 * MAX_SEGMENTS * shape.num_rows,
-            _INT32_BYTES * TOKEN_NUMBERS * shape.num_tokens,
+            _INT32_BYTES * TOKEN_NUMBERS * shape.num_cut_tokens,
             *(_INT32_BYTES * PART_NUMBERS * number for number in shape.num_parts),
         ]
         columns, *rest = torch.split(head, sizes)
@@ -127,11 +126,11 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """A step's rows as numbers, in the order in which `StepBuffer` writes them. shape: exactly theirs, uncut.
+    """A step's rows as numbers, in the order in which `StepBuffer` writes them. shape: exactly theirs.
 
     columns: positions, ring positions, key positions and slots of all tokens. spans: per row the four of `RowSpan`.
     segments: per row `MAX_SEGMENTS` times three numbers, as in `StepLayout`. tiles: per kind and tile the first five
-    numbers of `Tiles`. tables: int32, the block tables of the rows. group_size: query heads per key head.
+    numbers of `Tiles`. tables: int32, the block tables of the rows.
     """
 
     shape: StepShape
@@ -140,10 +139,9 @@ class PackedRows:
     segments: list[int]
     tiles: tuple[list[int], list[int]]
     tables: list[bytes]
-    group_size: int
 
     @staticmethod
-    def of(rows: Sequence[Row], group_size: int) -> PackedRows:
+    def of(rows: Sequence[Row], tiling: Tiling) -> PackedRows:
         """One pass over the rows: this is what the host does for each of them in every step."""
         positions: list[int] = []
         ring_positions: list[int] = []
@@ -155,7 +153,7 @@ class PackedRows:
         large: list[int] = []
         tables: list[bytes] = []
         num_blocks = max_keys = 0
-        small_tile, large_tile = (tokens_per_tile(kind, group_size) for kind in TileKind)
+        small_tile, large_tile = map(tiling.tokens_per_tile, TileKind)
         end = 0
         for index, (context, (own_slots, first, key_shift)) in enumerate(rows):
             start, shift = end, context.shift
@@ -180,22 +178,16 @@ class PackedRows:
                 num_blocks += len(segment.blocks)
             segments += _NO_SEGMENTS[len(own)]
             tables.append(context.block_table)
-            if end - start <= small_tile:
-                small += (index, start, end, num_keys, num_anchor_keys)
-            else:
+            if end - start > small_tile and tiling.has_large:
                 for token in range(start, end, large_tile):
                     large += (index, token, end, num_keys, num_anchor_keys)
-        shape = StepShape(
-            len(slots), len(spans), (len(small) // TILE_NUMBERS, len(large) // TILE_NUMBERS), max_keys, num_blocks
-        )
+            else:
+                for token in range(start, end, small_tile):
+                    small += (index, token, end, num_keys, num_anchor_keys)
+        num_tiles = len(small) // TILE_NUMBERS, len(large) // TILE_NUMBERS
+        shape = StepShape(len(slots), len(spans), num_tiles, max_keys, num_blocks, tiling)
         return PackedRows(
-            shape,
-            (positions, ring_positions, key_positions, slots),
-            spans,
-            segments,
-            (small, large),
-            tables,
-            group_size,
+            shape, (positions, ring_positions, key_positions, slots), spans, segments, (small, large), tables
         )
 
 
@@ -229,10 +221,10 @@ class StepBuffer:
             places[len(numbers) :] = 0
         self._token_parts[:] = 0
         for kind, places, tiles in zip(TileKind, self._parts, rows.tiles, strict=True):
-            parts = parts_of(np.array(tiles, dtype=np.int32).reshape(-1, TILE_NUMBERS), self.shape.cutting)
+            parts = self.shape.tiling.parts_of(np.array(tiles, dtype=np.int32).reshape(-1, TILE_NUMBERS))
             places[: len(parts)] = parts
             places[len(parts) :] = NO_ROW
-            tokens_of(parts, kind, rows.group_size, self._token_parts)
+            self.shape.tiling.tell_tokens(parts, kind, self._token_parts)
         self._blocks[:num_blocks] = np.frombuffer(b"".join(rows.tables), dtype=np.int32)
         return _INT32_BYTES * num_blocks
 
@@ -290,9 +282,9 @@ class ChainBuffer:
     def num_bytes(shape: StepShape, num_steps: int) -> int:
         return num_steps * shape.num_head_bytes + shape.num_block_bytes
 
-    def fill(self, rows: Sequence[Row], group_size: int) -> int:
+    def fill(self, rows: Sequence[Row]) -> int:
         """Write rows whose tokens are as many as the steps. Returns how many bytes of the buffer are of any use."""
-        num_rows, num_block_bytes = len(rows), self._first.fill(PackedRows.of(first_tokens(rows), group_size))
+        num_rows, num_block_bytes = len(rows), self._first.fill(PackedRows.of(first_tokens(rows), self.shape.tiling))
         self._heads[1:] = self._heads[0]
         if not num_rows:
             return self._heads.nbytes + num_block_bytes

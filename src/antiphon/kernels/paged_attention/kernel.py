@@ -34,6 +34,9 @@ _VALUE_UNIT = 512.0
 """What weights are multiplied by beside the scales of float8 values, which are as small as the values' largest number
 is great: so float16 holds them however small the values are, up to values of 57 000."""
 
+_SMALL_HEAD_DIM = 64
+_LINE_BYTES = 128
+
 _KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -93,15 +96,18 @@ def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as below
 
 
 @triton.jit(do_not_specialize=["max_keys", "first_place", "num_places"])  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above; one algorithm
+def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0913, PLR0915 - as above; one algorithm
     q_anchor, q_ring, keys, values, key_scales, value_scales, key_slots, parts, out, sums, tops,
     max_keys, slot_stride, head_stride, scale, first_place, num_places,
     H: tl.constexpr, HKV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
     PART_NUMBERS: tl.constexpr, HAS_SCALES: tl.constexpr, IN_PAIRS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    VALUE_UNIT: tl.constexpr,
+    VALUE_UNIT: tl.constexpr, HEADS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    own, head = tl.program_id(0), tl.program_id(1)
+    if HEADS_FIRST:
+        head, own = tl.program_id(0), tl.program_id(1)
+    else:
+        own, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(parts + PART_NUMBERS * own)
     if row < 0:
         return
@@ -214,16 +220,17 @@ def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: S
         if tiles.parts.shape[0]:
             launch = _Launch.of(q_anchor, cache, tiles.kind)
             scales = (out, out) if cache.scales is None else (cache.scales.keys, cache.scales.values)
-            _attend[(tiles.parts.shape[0], HKV)](
+            grid = (HKV, tiles.parts.shape[0])
+            _attend[grid if launch.heads_first else grid[::-1]](
                 q_anchor, q_ring, cache.keys, cache.values, *scales, step.key_slots, tiles.parts, out, sums, tops,
                 step.max_keys, HKV * D, D, scale * _LOG2_E, first_place, places.num,
                 H=H, HKV=HKV, GROUP=padded_group(H // HKV), D=D,
                 BLOCK_M=QUERIES_PER_TILE[tiles.kind], BLOCK_K=launch.block_k, HALF=launch.half, KIND=launch.kind,
                 PRECISION=launch.precision, PART_NUMBERS=PART_NUMBERS,
                 HAS_SCALES=cache.scales is not None, IN_PAIRS=launch.in_pairs, BLOCK_SIZE=cache.keys.shape[1],
-                VALUE_UNIT=_VALUE_UNIT, num_warps=launch.num_warps, num_stages=2,
+                VALUE_UNIT=_VALUE_UNIT, HEADS_FIRST=launch.heads_first, num_warps=launch.num_warps, num_stages=2,
             )  # fmt: skip
-    if N:
+    if step.token_parts.shape[0]:
         _add_up[(N, H)](
             sums, tops, step.token_parts, out, places.firsts[1], places.num,
             H=H, HKV=HKV, D=D, SMALL=QUERIES_PER_TILE[TileKind.SMALL], LARGE=QUERIES_PER_TILE[TileKind.LARGE],
@@ -250,7 +257,7 @@ class _Launch:
     """How parts of one kind of tiles are launched.
 
     half: of a head, as a side of the kernel's products. kind: of the numbers that are multiplied. in_pairs: float8 is
-    read two numbers at once.
+    read two numbers at once. heads_first: a part's programs follow one another, else those of a head.
     """
 
     block_k: int
@@ -258,6 +265,7 @@ class _Launch:
     kind: tl.dtype
     precision: str
     in_pairs: bool
+    heads_first: bool
     num_warps: int
 
     @staticmethod
@@ -272,5 +280,7 @@ class _Launch:
             precision="ieee" if is_float32 else "tf32",
             # Triton's interpreter, which runs what is not on a GPU, knows no assembly.
             in_pairs=is_float8 and not is_float32 and q.is_cuda,
-            num_warps=2 if kind is TileKind.SMALL else 4,
+            # Found by trying: heads of 128 bytes side by side are better read apart.
+            heads_first=cache.keys[0, 0, 0].nbytes > _LINE_BYTES,
+            num_warps=2 if kind is TileKind.SMALL and q.shape[2] > _SMALL_HEAD_DIM else 4,
         )

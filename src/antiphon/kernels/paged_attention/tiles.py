@@ -3,7 +3,7 @@
 Tiles of one row's tokens, in two sizes: a decoding row has one token, and a program for it is bound by reading keys; a
 row of many tokens is bound by products, and wants large ones. So a row goes into small tiles if one of them holds it,
 else into large ones. And each tile's keys in parts, so that a step of few rows keeps the whole GPU busy. Into how many
-is decided for each step: what was recorded for many rows may be run for few.
+is decided for each step, since what was recorded for many rows is run for few.
 """
 
 from __future__ import annotations
@@ -36,28 +36,78 @@ TOKEN_NUMBERS = 4
 NO_ROW = -1
 """Of a part that is padding."""
 
-_NUM_SMS = 132
-"""Of an H200."""
-
 _SMALL_HEAD_DIM = 64
+
+_RESIDENT_PROGRAMS = 4 * 132
+"""That an H200 runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
-    """num_more: parts of all tiles of a kind, beyond one each. least_keys: a part of fewer costs more than it saves."""
+class Tiling:
+    """How the steps of a decoder are shared out.
 
-    num_more: int
+    num_group_heads: query heads per key head. has_large: rows of many tokens go into large tiles, else all into small ones.
+    num_parts: that the tiles of a kind shall have at least, together; 0 if none is ever cut. parts_per_tile: the same
+    where there are many. least_keys: a part of fewer costs more than it saves.
+    """
+
+    num_group_heads: int
+    has_large: bool
+    num_parts: int
+    parts_per_tile: int
     least_keys: int
 
     @staticmethod
-    def of(num_kv_heads: int, head_dim: int) -> Cutting:
-        """So that parts are as many as an SM holds at once; of small heads as many again as have the same bytes."""
-        is_small = head_dim <= _SMALL_HEAD_DIM
-        return Cutting(_NUM_SMS * (32 if is_small else 4) // num_kv_heads, 64 if is_small else 128)
+    def of(num_heads: int, num_kv_heads: int, head_dim: int, *, is_float8: bool) -> Tiling:
+        """is_float8: of keys and values. Found by trying (docs/numbers.md).
 
+        Programs that turn float8 into float16 take turns at it, and want to be many; and they read keys as fast for few
+        queries as for many.
+        """
+        group_size, num_parts = num_heads // num_kv_heads, _RESIDENT_PROGRAMS // num_kv_heads
+        if is_float8:
+            return Tiling(group_size, False, 2 * num_parts, 3, 128)
+        return Tiling(group_size, True, num_parts, 1, 64 if head_dim <= _SMALL_HEAD_DIM else 128)
 
-UNCUT = Cutting(0, 1)
-"""Every tile is one part."""
+    def tokens_per_tile(self, kind: TileKind) -> int:
+        return QUERIES_PER_TILE[kind] // padded_group(self.num_group_heads)
+
+    def most_parts(self, num_tiles: int) -> int:
+        """Of so many tiles of a kind, or fewer."""
+        if not self.num_parts or not num_tiles:
+            return num_tiles
+        return max(self.num_parts, self.parts_per_tile * num_tiles) + num_tiles
+
+    def parts_of(self, tiles: Numbers) -> Numbers:
+        """tiles: [T, 5], the first numbers of `Tiles`. Returns: [P, 7], P at most `most_parts`."""
+        num_keys = tiles[:, 3]
+        nums = np.ones(len(tiles), np.int32)
+        if self.num_parts and len(tiles):
+            # Equally long ones, as near as whole parts come to it, so that programs end together.
+            wanted = max(self.num_parts, self.parts_per_tile * len(tiles))
+            length = max(self.least_keys, -(-int(num_keys.sum()) // wanted))
+            nums = np.clip((2 * num_keys + length) // (2 * length), 1, MAX_PARTS)
+        numbers = np.empty((int(nums.sum()), PART_NUMBERS), np.int32)
+        numbers[:, :TILE_NUMBERS] = np.repeat(tiles, nums, axis=0)
+        numbers[:, TILE_NUMBERS] = np.arange(len(numbers)) - np.repeat(np.cumsum(nums) - nums, nums)
+        numbers[:, TILE_NUMBERS + 1] = np.repeat(nums, nums)
+        return numbers
+
+    def tell_tokens(self, parts: Numbers, kind: TileKind, tokens: Numbers) -> None:
+        """Write where the parts leave what they found for each token. tokens: [N, 4], zeros as yet.
+
+        The first of its tile's parts, how many there are, the token's first query in the tile, and 1 for a large tile;
+        only of tokens whose tile has several parts.
+        """
+        (firsts,) = np.nonzero((parts[:, TILE_NUMBERS] == 0) & (parts[:, TILE_NUMBERS + 1] > 1))
+        if not len(firsts):
+            return
+        _, first_token, token_end, *_, num_parts = parts[firsts].T
+        nums = np.minimum(token_end - first_token, self.tokens_per_tile(kind))
+        within = np.arange(int(nums.sum())) - np.repeat(np.cumsum(nums) - nums, nums)
+        at = np.repeat(first_token, nums) + within
+        tokens[at, 0], tokens[at, 1] = np.repeat(firsts, nums), np.repeat(num_parts, nums)
+        tokens[at, 2], tokens[at, 3] = within * padded_group(self.num_group_heads), kind is TileKind.LARGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,45 +122,5 @@ class Tiles:
     parts: Tensor
 
 
-def tokens_per_tile(kind: TileKind, group_size: int) -> int:
-    """group_size: query heads per key head."""
-    return QUERIES_PER_TILE[kind] // padded_group(group_size)
-
-
 def padded_group(group_size: int) -> int:
     return 1 << (group_size - 1).bit_length()
-
-
-def parts_of(tiles: Numbers, cutting: Cutting) -> Numbers:
-    """tiles: [T, 5], the first numbers of `Tiles`. Returns: [P, 7], P at most T + cutting.num_more."""
-    num_keys = tiles[:, 3]
-    if not cutting.num_more or not len(tiles):
-        nums = np.ones(len(tiles), np.int32)
-    else:
-        # Equally long ones, so that programs end together; the last of a tile may be shorter.
-        length = max(cutting.least_keys, -(-int(num_keys.sum()) // cutting.num_more))
-        nums = np.clip(-(-num_keys // length), 1, MAX_PARTS)
-    ends = np.cumsum(nums)
-    numbers = np.empty((int(nums.sum()), PART_NUMBERS), np.int32)
-    numbers[:, :TILE_NUMBERS] = np.repeat(tiles, nums, axis=0)
-    numbers[:, TILE_NUMBERS] = np.arange(len(numbers)) - np.repeat(ends - nums, nums)
-    numbers[:, TILE_NUMBERS + 1] = np.repeat(nums, nums)
-    return numbers
-
-
-def tokens_of(parts: Numbers, kind: TileKind, group_size: int, tokens: Numbers) -> None:
-    """Write where the parts leave what they found for each token. tokens: [N, 4], zeros as yet.
-
-    The first of its tile's parts, how many there are, the token's first query in the tile, and 1 for a large tile; only
-    of tokens whose tile has several parts.
-    """
-    (firsts,) = np.nonzero((parts[:, TILE_NUMBERS] == 0) & (parts[:, TILE_NUMBERS + 1] > 1))
-    if not len(firsts):
-        return
-    _, first_token, token_end, *_, num_parts = parts[firsts].T
-    nums = np.minimum(token_end - first_token, tokens_per_tile(kind, group_size))
-    within = np.arange(int(nums.sum())) - np.repeat(np.cumsum(nums) - nums, nums)
-    own = tokens[np.repeat(first_token, nums) + within]
-    own[:, 0], own[:, 1] = np.repeat(firsts, nums), np.repeat(num_parts, nums)
-    own[:, 2], own[:, 3] = within * padded_group(group_size), kind is TileKind.LARGE
-    tokens[np.repeat(first_token, nums) + within] = own

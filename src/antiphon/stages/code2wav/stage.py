@@ -5,6 +5,9 @@ How chunks become sound is `renderer.py`'s. Shown by tests/stages/test_code2wav_
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,14 +30,24 @@ class Code2WavStage:
     A session is seated from its turn's first chunk to its turn's end; who finds no seat waits for it.
     """
 
-    def __init__(self, renderer: Renderer, voices: VoiceStore, device: torch.device) -> None:
-        """device: where the sessions' noise is drawn."""
+    def __init__(
+        self,
+        renderer: Renderer,
+        voices: VoiceStore,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """device: where the sessions' noise is drawn. clock: seconds."""
         self._renderer = renderer
         self._voices = voices
         self._device = device
         self._opening: dict[str, Caller] = {}
         self._due: dict[str, tuple[Code2WavState, CodecChunk]] = {}
         self._rendering: dict[str, tuple[CodecChunk, Download]] = {}
+        self._clock = clock
+        # When what was rendered last began, and until when it is rested from.
+        self._began_s = 0.0
+        self._rested_at_s = 0.0
 
     def pin(self, prompt: VoicePrompt) -> None:
         """Build a voice before anybody asks for it, and keep it for good. Raises: AudioError, as `open`."""
@@ -52,15 +65,25 @@ class Code2WavStage:
 
     @property
     def is_idle(self) -> bool:
-        return self._voices.is_idle and not self._rendering and not self._chosen()
+        return self._voices.is_idle and not self._rendering and not self._who_fits()
+
+    @property
+    def rest_s(self) -> float:
+        """After chunks were rendered, as long as that took, unless somebody is in a hurry.
+
+        A solve of several chunks takes little longer than one of one, and the other stages have the device meanwhile.
+        """
+        if self._rendering or not self._voices.is_idle or self._chosen():
+            return 0.0
+        return max(0.0, self._rested_at_s - self._clock())
 
     def step(self) -> dict[str, Ready[None] | Spoken[Tensor] | AntiphonError]:
         """Render the most urgent chunks, then a piece of one voice.
 
-        On a GPU what is rendered is told in a later step, so that this one's chunks are on their way before it is
-        waited for.
+        On a GPU what is rendered is told in a later step, so that who is in a hurry need not wait for it.
         """
         ended: dict[str, Ready[None] | Spoken[Tensor] | AntiphonError] = {}
+        now_s = self._clock()
         chosen = [self._due.pop(session_id) for session_id in self._chosen()]
         rows = [ChunkRow(state, chunk.codec_tokens, chunk.ends_turn, chunk.is_first_of_turn) for state, chunk in chosen]
         for (_, chunk), samples in zip(chosen, self._renderer.speak(rows), strict=True):
@@ -69,6 +92,8 @@ class Code2WavStage:
             else:
                 self._rendering[chunk.address.session_id] = chunk, Download(samples)
         self._voices.advance()
+        if chosen:
+            self._began_s = now_s
         ended |= self._rendered(waits=not chosen)
         for session_id, voice in self._voices.answers().items():
             ended[session_id] = self._ready(self._opening.pop(session_id), voice)
@@ -98,6 +123,9 @@ class Code2WavStage:
             next(iter(self._rendering.values()))[1].read()
         arrived = [session_id for session_id, (_, samples) in self._rendering.items() if samples.is_there]
         told = {session_id: self._rendering.pop(session_id) for session_id in arrived}
+        if told and not self._rendering:
+            ended_s = self._clock()
+            self._rested_at_s = ended_s + (ended_s - self._began_s)
         return {session_id: Spoken(chunk, samples.read()) for session_id, (chunk, samples) in told.items()}
 
     def _ready(self, caller: Caller, voice: Voice | AntiphonError) -> Ready[None] | AntiphonError:
@@ -109,8 +137,14 @@ class Code2WavStage:
         return Ready(None)
 
     def _chosen(self) -> list[str]:
-        """The most urgent of those who fit: nobody hears a turn that begins yet, so it is urgent at once."""
-        return self._who_fits()[: self._renderer.max_rows]
+        """The most urgent of those who fit; nobody while others are rendered or rested from.
+
+        But nobody waits for company that is complete, and nobody hears a turn yet that begins.
+        """
+        fitting, max_rows = self._who_fits(), self._renderer.max_rows
+        is_pressing = len(fitting) >= max_rows or any(self._due[one][1].is_first_of_turn for one in fitting)
+        is_rested = not self._rendering and self._clock() >= self._rested_at_s
+        return fitting[:max_rows] if is_pressing or is_rested else []
 
     def _who_fits(self) -> list[str]:
         """Sessions with a seat or that find one, most urgent first; nobody overtakes one that waits for a seat."""

@@ -81,7 +81,7 @@ class Speaker:
                 draw=self.chooser.draw_of_all,
                 table=self.chooser.table,
                 padding=self.chooser.padding,
-                num_group_heads=self.decoder.group_size,
+                tiling=self.decoder.tiling,
             ),
             chain_steps,
         )
