@@ -14,12 +14,22 @@ from antiphon.core.context import Context
 from antiphon.core.window import SlideMode, SlidePlan
 from antiphon.kernels.kv_cache import StepLayout
 from antiphon.kernels.paged_attention.tiles import Tiling
-from antiphon.stages.step_graphs import step_shapes
-from antiphon.stages.step_packing import PackedRows, Row, StepBuffer, StepShape, in_two, layout_in
+from antiphon.stages.step_graphs import decoding_shape, step_shapes
+from antiphon.stages.step_packing import (
+    ChainBuffer,
+    PackedRows,
+    Row,
+    StepBuffer,
+    StepShape,
+    chain_parts,
+    in_two,
+    layout_in,
+)
 from core.brute_force import slots_of
 
 GROUP = 4
 UNCUT = Tiling(GROUP, has_large=True, num_parts=0, parts_per_tile=1, least_keys=1)
+NUM_STEPS = 3
 CUT = replace(UNCUT, num_parts=9, least_keys=2)
 
 
@@ -148,6 +158,28 @@ def test_a_buffer_is_used_again_without_a_trace_of_the_step_before() -> None:
         assert torch.equal(one, other)
     tiles = zip(again.tiles, alone.tiles, strict=True)
     assert all(torch.equal(one.parts[:, 0], other.parts[:, 0]) for one, other in tiles)
+
+
+@pytest.mark.parametrize("tiling", [UNCUT, CUT])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
+def test_each_step_of_a_chain_is_where_it_would_be_alone(num_rows: int, tiling: Tiling) -> None:
+    pool = BlockPool(64, 4)
+    contexts = [Context(pool, SlideMode.ROTATE_QUERY, 1000) for _ in range(num_rows)]
+    for number, context in enumerate(contexts):
+        context.append(5 + number)
+    rows = [Row(context, context.append(NUM_STEPS)) for context in contexts]
+    shape = decoding_shape(num_rows, 40, 4, tiling)
+    host = torch.full((ChainBuffer.num_bytes(shape, NUM_STEPS),), 255, dtype=torch.uint8)
+    ChainBuffer(shape, NUM_STEPS, host).fill(rows)
+    heads, blocks = chain_parts(host, shape, NUM_STEPS)
+    for number, head in enumerate(heads):
+        step = layout_in(head, blocks, shape, (), 4)
+        placed = [row.placement for row in rows]
+        assert step.positions.tolist() == [one.first_position + number for one in placed]
+        assert step.slots.tolist() == [one.slots[number] for one in placed]
+        small, _ = step.tiles
+        tiles = {(row, keys) for row, _, _, keys, *_ in small.parts.tolist() if row >= 0}
+        assert tiles == {(row, one.first_position + number + 1) for row, one in enumerate(placed)}
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 17, 40])

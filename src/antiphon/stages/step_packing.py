@@ -86,9 +86,19 @@ class StepShape:
     @property
     def num_head_bytes(self) -> int:
         """Of all that is not blocks."""
-        numbers = (4 + 3 * MAX_SEGMENTS) * self.num_rows + PART_NUMBERS * sum(self.num_parts)
-        numbers += TOKEN_NUMBERS * self.num_cut_tokens
-        return _INT64_BYTES * _NUM_COLUMNS * self.num_tokens + _INT32_BYTES * numbers
+        return sum(self.head_sizes)
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Bytes of what is in the head, one after the other, and of what fills it up: heads may follow heads."""
+        sizes = (
+            _INT64_BYTES * _NUM_COLUMNS * self.num_tokens,
+            _INT32_BYTES * 4 * self.num_rows,
+            _INT32_BYTES * 3 * MAX_SEGMENTS * self.num_rows,
+            _INT32_BYTES * TOKEN_NUMBERS * self.num_cut_tokens,
+            *(_INT32_BYTES * PART_NUMBERS * number for number in self.num_parts),
+        )
+        return (*sizes, -sum(sizes) % _INT64_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +115,7 @@ class _Places:
     @staticmethod
     def of(head: Tensor, blocks: Tensor, shape: StepShape) -> _Places:
         """head: [shape.num_head_bytes] uint8. blocks: [shape.num_block_bytes] uint8."""
-        sizes = [
-            _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens,
-            _INT32_BYTES * 4 * shape.num_rows,
-            _INT32_BYTES * 3 * MAX_SEGMENTS * shape.num_rows,
-            _INT32_BYTES * TOKEN_NUMBERS * shape.num_cut_tokens,
-            *(_INT32_BYTES * PART_NUMBERS * number for number in shape.num_parts),
-        ]
-        columns, *rest = torch.split(head, sizes)
+        columns, *rest, _ = torch.split(head, shape.head_sizes)
         spans, segments, token_parts, small, large = (part.view(torch.int32) for part in rest)
         return _Places(
             columns.view(torch.int64).view(_NUM_COLUMNS, -1),
@@ -221,10 +224,13 @@ class StepBuffer:
             places[len(numbers) :] = 0
         self._token_parts[:] = 0
         for kind, places, tiles in zip(TileKind, self._parts, rows.tiles, strict=True):
-            parts = self.shape.tiling.parts_of(np.array(tiles, dtype=np.int32).reshape(-1, TILE_NUMBERS))
-            places[: len(parts)] = parts
-            places[len(parts) :] = NO_ROW
-            self.shape.tiling.tell_tokens(parts, kind, self._token_parts)
+            num_parts = 0
+            if tiles:
+                parts = self.shape.tiling.parts_of(np.array(tiles, dtype=np.int32).reshape(-1, TILE_NUMBERS))
+                self.shape.tiling.tell_tokens(parts, kind, self._token_parts)
+                num_parts = len(parts)
+                places[:num_parts] = parts
+            places[num_parts:, 0] = NO_ROW
         self._blocks[:num_blocks] = np.frombuffer(b"".join(rows.tables), dtype=np.int32)
         return _INT32_BYTES * num_blocks
 
@@ -269,13 +275,10 @@ class ChainBuffer:
         heads, blocks = chain_parts(host, shape, num_steps)
         self._first = StepBuffer(shape, heads[0], blocks)
         self._heads = heads.numpy()
-        num_column_bytes = _INT64_BYTES * _NUM_COLUMNS * shape.num_tokens
-        num_span_bytes = _INT32_BYTES * 4 * shape.num_rows
-        self._columns = self._heads[:, :num_column_bytes].view(np.int64).reshape(num_steps, _NUM_COLUMNS, -1)
-        spans = self._heads[:, num_column_bytes : num_column_bytes + num_span_bytes]
+        columns, spans, _, _, parts, *_ = np.split(self._heads, np.cumsum(shape.head_sizes), axis=1)
+        self._columns = columns.view(np.int64).reshape(num_steps, _NUM_COLUMNS, -1)
         self._spans = spans.view(np.int32).reshape(num_steps, -1, 4)
-        num_part_bytes = _INT32_BYTES * PART_NUMBERS * shape.num_parts[0]
-        self._parts = self._heads[:, -num_part_bytes:].view(np.int32).reshape(num_steps, -1, PART_NUMBERS)
+        self._parts = parts.view(np.int32).reshape(num_steps, -1, PART_NUMBERS)
         self._numbers = np.arange(num_steps)[:, None]
 
     @staticmethod

@@ -46,9 +46,9 @@ _RESIDENT_PROGRAMS = 4 * 132
 class Tiling:
     """How the steps of a decoder are shared out.
 
-    num_group_heads: query heads per key head. has_large: rows of many tokens go into large tiles, else all into small ones.
-    num_parts: that the tiles of a kind shall have at least, together; 0 if none is ever cut. parts_per_tile: the same
-    where there are many. least_keys: a part of fewer costs more than it saves.
+    num_group_heads: query heads per key head. has_large: rows of many tokens go into large tiles, else all into small
+    ones. num_parts: that the tiles of a kind shall have at least, together; 0 if none is ever cut. parts_per_tile: the
+    same where there are many. least_keys: a part of fewer costs more than it saves.
     """
 
     num_group_heads: int
@@ -80,18 +80,20 @@ class Tiling:
 
     def parts_of(self, tiles: Numbers) -> Numbers:
         """tiles: [T, 5], the first numbers of `Tiles`. Returns: [P, 7], P at most `most_parts`."""
-        num_keys = tiles[:, 3]
-        nums = np.ones(len(tiles), np.int32)
-        if self.num_parts and len(tiles):
-            # Equally long ones, as near as whole parts come to it, so that programs end together.
-            wanted = max(self.num_parts, self.parts_per_tile * len(tiles))
-            length = max(self.least_keys, -(-int(num_keys.sum()) // wanted))
-            nums = np.clip((2 * num_keys + length) // (2 * length), 1, MAX_PARTS)
-        numbers = np.empty((int(nums.sum()), PART_NUMBERS), np.int32)
-        numbers[:, :TILE_NUMBERS] = np.repeat(tiles, nums, axis=0)
-        numbers[:, TILE_NUMBERS] = np.arange(len(numbers)) - np.repeat(np.cumsum(nums) - nums, nums)
-        numbers[:, TILE_NUMBERS + 1] = np.repeat(nums, nums)
-        return numbers
+        numbers = np.zeros((len(tiles), PART_NUMBERS), np.int32)
+        numbers[:, :TILE_NUMBERS] = tiles
+        num_keys, nums = tiles[:, 3], numbers[:, TILE_NUMBERS + 1]
+        if not self.num_parts:
+            nums[:] = 1
+            return numbers
+        # Equally long ones, as near as whole parts come to it, so that programs end together.
+        wanted = max(self.num_parts, self.parts_per_tile * len(tiles))
+        length = max(self.least_keys, -(-int(num_keys.sum()) // wanted))
+        nums[:] = np.minimum(np.maximum((2 * num_keys + length) // (2 * length), 1), MAX_PARTS)
+        ends = nums.cumsum()
+        cut = numbers.repeat(nums, axis=0)
+        cut[:, TILE_NUMBERS] = np.arange(len(cut)) - (ends - nums).repeat(nums)
+        return cut
 
     def tell_tokens(self, parts: Numbers, kind: TileKind, tokens: Numbers) -> None:
         """Write where the parts leave what they found for each token. tokens: [N, 4], zeros as yet.
@@ -104,10 +106,12 @@ class Tiling:
             return
         _, first_token, token_end, *_, num_parts = parts[firsts].T
         nums = np.minimum(token_end - first_token, self.tokens_per_tile(kind))
-        within = np.arange(int(nums.sum())) - np.repeat(np.cumsum(nums) - nums, nums)
-        at = np.repeat(first_token, nums) + within
-        tokens[at, 0], tokens[at, 1] = np.repeat(firsts, nums), np.repeat(num_parts, nums)
-        tokens[at, 2], tokens[at, 3] = within * padded_group(self.num_group_heads), kind is TileKind.LARGE
+        ends = nums.cumsum()
+        within = np.arange(ends[-1]) - (ends - nums).repeat(nums)
+        own = np.empty((len(within), TOKEN_NUMBERS), np.int32)
+        own[:, 0], own[:, 1] = firsts.repeat(nums), num_parts.repeat(nums)
+        own[:, 2], own[:, 3] = within * padded_group(self.num_group_heads), kind is TileKind.LARGE
+        tokens[first_token.repeat(nums) + within] = own
 
 
 @dataclass(frozen=True, slots=True)
