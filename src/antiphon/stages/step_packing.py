@@ -115,7 +115,7 @@ class _Places:
     @staticmethod
     def of(head: Tensor, blocks: Tensor, shape: StepShape) -> _Places:
         """head: [shape.num_head_bytes] uint8. blocks: [shape.num_block_bytes] uint8."""
-        columns, *rest, _ = torch.split(head, shape.head_sizes)
+        columns, *rest, _ = torch.split(head, [*shape.head_sizes])
         spans, segments, token_parts, small, large = (part.view(torch.int32) for part in rest)
         return _Places(
             columns.view(torch.int64).view(_NUM_COLUMNS, -1),
