@@ -33,7 +33,7 @@ from antiphon.models.minicpmo.source import ModelSource
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.progress import follow
-from antiphon.runner.device import DTYPES, resolve_device
+from antiphon.runner.device import DTYPES, Precedence, resolve_device
 from antiphon.runner.placed import Died, Here, Placed, Threaded
 from antiphon.runner.process import Builder, Separate
 from antiphon.stages.code2wav.renderer import Renderer, grid_on
@@ -89,6 +89,10 @@ class ThinkerBuilder:
     def device(self) -> torch.device:
         return resolve_device(self.config.stages.thinker.device)
 
+    @property
+    def precedence(self) -> Precedence:
+        return Precedence.USUAL
+
     def build(self) -> ThinkerLoop:
         """Raises: CheckpointError, ConfigError if the session's window does not fit the model, or slides the cache."""
         check_slide(self.session.slide, self.config.kv_dtype)
@@ -103,7 +107,7 @@ class ThinkerBuilder:
         cache = _times(config.max_calls, one)
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
         decider = Decider(model.thinker, tokenizer, cache)
-        recorders = _recorders(self.device)
+        recorders = _recorders(self.device, self.precedence)
         for recorder in recorders:
             max_tokens = model.config.thinker.max_position_tokens
             _record("the thinker's steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
@@ -122,11 +126,15 @@ class TalkerBuilder:
     def device(self) -> torch.device:
         return resolve_device(self.config.stages.talker.device)
 
+    @property
+    def precedence(self) -> Precedence:
+        return Precedence.FIRST
+
     def build(self) -> TalkerLoop:
         """Raises: CheckpointError."""
         network = _load(self.source, Section.TALKER, self.device, self.config).talker
         cache = _times(self.config.max_speaking, turn_cache(network.config.max_position_tokens))
-        recorders = _recorders(self.device)
+        recorders = _recorders(self.device, self.precedence)
         stage = TalkerStage(network, cache, self.config.max_speaking_chats, CHAIN_STEPS if recorders else 1)
         for recorder in recorders:
             _record("the talker", stage.speaker.capture(self.config.max_speaking, recorder))
@@ -144,6 +152,10 @@ class Code2WavBuilder:
     @property
     def device(self) -> torch.device:
         return resolve_device(self.config.stages.code2wav.device)
+
+    @property
+    def precedence(self) -> Precedence:
+        return Precedence.FIRST
 
     def build(self) -> Code2WavLoop:
         """Raises: CheckpointError."""
@@ -163,7 +175,7 @@ class Code2WavBuilder:
         synthesizer = model.synthesizer(self.noise.to(device), arena, config.compute)
         voices = VoiceStore(synthesizer, self.config.max_stored_voice_bytes)
         renderer = Renderer(synthesizer, model.vocoder(config.compute), grid)
-        recorders = _recorders(device)
+        recorders = _recorders(device, self.precedence)
         for recorder in recorders:
             if doubt := config.chunk_tokens.doubt(CHUNK_TOKENS, LONGEST_CHUNK_TOKENS):
                 logger.warning("code2wav: %s", doubt)
@@ -315,7 +327,7 @@ def place(
         case Placement.HERE:
             return Here(builder.build(), emit)
         case Placement.THREAD:
-            return Threaded(name, builder.build(), builder.device, emit)
+            return Threaded(name, builder.build(), builder.device, builder.precedence, emit)
         case Placement.PROCESS:
             return Separate(name, builder, emit)
         case never:
@@ -326,9 +338,9 @@ def _load(source: ModelSource, section: Section, device: torch.device, config: E
     return source.load(section, device, DTYPES[config.dtype])
 
 
-def _recorders(device: torch.device) -> tuple[GraphRecorder, ...]:
+def _recorders(device: torch.device, precedence: Precedence) -> tuple[GraphRecorder, ...]:
     """One where steps are recorded, which is on a GPU, else none."""
-    return (GraphRecorder.on(device),) if device.type == "cuda" else ()
+    return (GraphRecorder.on(device, precedence.value),) if device.type == "cuda" else ()
 
 
 def _forget(recorders: Iterable[GraphRecorder]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from antiphon.core.messages import Address
 from antiphon.errors import AntiphonError, ConfigError, InputError, ResourceExhausted
+from antiphon.runner.device import Precedence
 from antiphon.stages.loop import Interruption, Ready, StageLoop
 
 
@@ -125,6 +126,10 @@ class EchoBuilder:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def precedence(self) -> Precedence:
+        return Precedence.USUAL
 
     def build(self) -> EchoLoop:
         if self.how == "refuse":

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
@@ -16,6 +16,7 @@ import torch
 
 from antiphon.core.messages import Address, Close, Done, Interrupt, Open, Opened, Survey, Surveyed
 from antiphon.errors import ConfigError
+from antiphon.runner.device import Precedence
 from antiphon.runner.placed import Died, Here, Placed, Threaded
 from antiphon.runner.process import Separate
 from antiphon.stages.loop import Answer, Message
@@ -33,7 +34,7 @@ def here(builder: EchoBuilder, emit: Callable[[Said], None]) -> Placed[Told]:
 
 
 def threaded(builder: EchoBuilder, emit: Callable[[Said], None]) -> Placed[Told]:
-    return Threaded("echo", builder.build(), builder.device, emit)
+    return Threaded("echo", builder.build(), builder.device, builder.precedence, emit)
 
 
 def separate(builder: EchoBuilder, emit: Callable[[Said], None]) -> Placed[Told]:
@@ -157,9 +158,47 @@ class _Broken:
         return []
 
 
+@dataclass(slots=True)
+class _Resting:
+    """A loop with one thing to do, which had better not be done before some messages have come."""
+
+    wanted: int
+    taken: list[Told] = field(default_factory=list)
+    is_idle: bool = False
+
+    @property
+    def rest_s(self) -> float:
+        return REST_S if len(self.taken) < self.wanted else 0.0
+
+    def take(self, message: Told) -> None:
+        self.taken.append(message)
+
+    def close(self) -> None:
+        pass
+
+    def step(self) -> list[Said]:
+        self.is_idle = True
+        return [Died(f"{len(self.taken)} messages had come")]
+
+
+REST_S = 1e-3
+
+
+@pytest.mark.parametrize(("wanted", "num_there"), [(2, 2), (3, 1), (0, 0)])
+def test_a_loop_rests_until_its_time_is_over_or_it_does_not_want_to(wanted: int, num_there: int) -> None:
+    inbox: SimpleQueue[Said] = SimpleQueue()
+    loop = _Resting(wanted)
+    placed: Threaded[Told, Said] = Threaded("resting", loop, torch.device("cpu"), Precedence.USUAL, inbox.put)
+    for message in MESSAGES[:num_there]:
+        placed.send(message)
+    placed.start()
+    assert inbox.get() == Died(f"{num_there} messages had come")
+    placed.stop()
+
+
 def test_a_thread_that_fails_as_a_whole_tells_so() -> None:
     inbox: SimpleQueue[Said] = SimpleQueue()
-    placed: Threaded[Told, Said] = Threaded("broken", _Broken(), torch.device("cpu"), inbox.put)
+    placed: Threaded[Told, Said] = Threaded("broken", _Broken(), torch.device("cpu"), Precedence.USUAL, inbox.put)
     placed.start()
     placed.send(MESSAGES[0])
     died = inbox.get()

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from antiphon.runner.device import on_device
+from antiphon.runner.device import Precedence, on_device
 
 MessageT = TypeVar("MessageT")
 MessageT_co = TypeVar("MessageT_co", covariant=True)
@@ -129,13 +129,19 @@ class _QueueInbox(Generic[MessageT]):
 
 
 class Threaded(Generic[MessageT, AnswerT]):
-    """A stage in a thread of its own. device: on which it runs."""
+    """A stage in a thread of its own. device: on which it runs. precedence: there."""
 
     def __init__(
-        self, name: str, loop: Loop[MessageT, AnswerT], device: torch.device, emit: Callable[[AnswerT | Died], None]
+        self,
+        name: str,
+        loop: Loop[MessageT, AnswerT],
+        device: torch.device,
+        precedence: Precedence,
+        emit: Callable[[AnswerT | Died], None],
     ) -> None:
         self._loop = loop
         self._device = device
+        self._precedence = precedence
         self._emit = emit
         self._inbox: _QueueInbox[MessageT | Stop] = _QueueInbox()
         self._thread = threading.Thread(target=self._run, name=f"antiphon {name}", daemon=True)
@@ -161,7 +167,7 @@ class Threaded(Generic[MessageT, AnswerT]):
 
     def _run(self) -> None:
         try:
-            with on_device(self._device):
+            with on_device(self._device, self._precedence):
                 drive(self._loop, self._inbox, self._emit)
         except Exception as error:
             logger.exception("the stage of thread %s failed", self._thread.name)

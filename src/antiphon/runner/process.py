@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from antiphon.errors import AntiphonError, InternalError, places
-from antiphon.runner.device import on_device
+from antiphon.runner.device import Precedence, on_device
 from antiphon.runner.placed import Died, Loop, Stop, drive
 
 MessageT = TypeVar("MessageT")
@@ -38,6 +38,10 @@ class Builder(Protocol[MessageT_contra, AnswerT]):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def precedence(self) -> Precedence:
+        """On that device."""
 
     def build(self) -> Loop[MessageT_contra, AnswerT]:
         """Raises: AntiphonError."""
@@ -183,7 +187,7 @@ def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int
         return
     tell(None)
     try:
-        with on_device(builder.device):
+        with on_device(builder.device, builder.precedence):
             drive(loop, _PipeInbox[MessageT](pipe), tell)
         loop.close()
     except Exception:

@@ -59,8 +59,9 @@ class GraphRecorder:
     graphs: list[torch.cuda.CUDAGraph]
 
     @staticmethod
-    def on(device: torch.device) -> GraphRecorder:
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own lack
+    def on(device: torch.device, priority: int = 0) -> GraphRecorder:
+        """priority: of what is recorded, as of a CUDA stream; that on which it is replayed has no say."""
+        stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]  # torch's own lack
         return GraphRecorder(torch.cuda.graph_pool_handle(), stream, [])
 
     def forget(self) -> None:
