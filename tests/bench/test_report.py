@@ -80,6 +80,16 @@ def test_what_was_measured_over_sessions_and_over_tokens_has_two_plots(tmp_path:
     assert plots == ["step-step-time-sessions.png", "step-step-time-tokens.png"]
 
 
+def test_what_was_measured_at_one_size_is_drawn_side_by_side(tmp_path: Path) -> None:
+    at_once = [
+        Figure.of(quantity, "staggered", ("sessions", 8), unit, [[3.0, 5.0]], [Limit("late above", 4.0)])
+        for quantity, unit in ((Quantity.FIRST_PCM, Unit.MS), (Quantity.LATENESS, Unit.MS), (Quantity.LOADING, Unit.S))
+    ]
+    write_result(tmp_path, BenchResult("duplex", SOMEWHERE, tuple(at_once)))
+    assert "(duplex-ms.png)" in write_report(tmp_path).read_text()
+    assert [path.name for path in tmp_path.glob("*.png")] == ["duplex-ms.png"], "of one number there is no plot"
+
+
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no result"):
         write_report(tmp_path)

@@ -89,13 +89,24 @@ def _count_table(counts: Sequence[Count]) -> Iterator[str]:
 
 
 def draw(result: BenchResult, folder: Path) -> list[Path]:
-    """One plot per quantity and what it was measured over, if that was several numbers, and one per series."""
-    paths = []
+    """One plot per quantity and what it was measured over, if that was several numbers; and one per series.
+
+    The quantities that were measured at one size are side by side, those of a unit in a plot.
+    """
+    paths: list[Path] = []
+    at_one_size: dict[Unit, list[Figure]] = {}
     for quantity, per in dict.fromkeys((figure.quantity, figure.per) for figure in result.figures):
         figures = [figure for figure in result.figures if (figure.quantity, figure.per) == (quantity, per)]
         if len({figure.number for figure in figures}) > 1:
             path = folder / f"{result.name}-{_slug(quantity.name)}-{_slug(per)}.png"
             _draw_figures(quantity.value, figures, path)
+            paths.append(path)
+        else:
+            at_one_size.setdefault(figures[0].unit, []).extend(figures)
+    for unit, figures in at_one_size.items():
+        if len(figures) > 1:
+            path = folder / f"{result.name}-{_slug(unit.name)}.png"
+            _draw_bars(result.name, figures, path)
             paths.append(path)
     for name in dict.fromkeys(one.name for one in result.series):
         path = folder / f"{result.name}-{_slug(name)}.png"
@@ -122,6 +133,29 @@ def _draw_figures(title: str, figures: Sequence[Figure], path: Path) -> None:
     else:
         axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
+    sheet.savefig(path, dpi=110)
+
+
+def _draw_bars(title: str, figures: Sequence[Figure], path: Path) -> None:
+    """Medians, and from there to the 99th percentile and the largest value; limits as marks."""
+    from matplotlib.figure import Figure as Sheet
+
+    sheet = Sheet(figsize=(9, 1.4 + 0.5 * len(figures)), layout="constrained")
+    axes = sheet.add_subplot()
+    rows = range(len(figures))
+    axes.barh(rows, [one.summary.p50 for one in figures], height=0.6, label="p50")
+    axes.hlines(rows, *zip(*((one.summary.p50, one.summary.p99) for one in figures), strict=True), color="black")
+    axes.plot([one.summary.p99 for one in figures], rows, "k|", markersize=12, label="p99")
+    axes.plot([one.summary.max for one in figures], rows, "k.", label="max")
+    limits = [(limit.value, row) for row, one in enumerate(figures) for limit in one.limits]
+    if limits:
+        axes.plot(*zip(*limits, strict=True), "r|", markersize=18, label="limit")
+    sizes = [f"{one.quantity.value}\n{one.case}, {one.number} {one.per}" for one in figures]
+    axes.set_yticks(rows, sizes, fontsize="small")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel=figures[0].unit.value)
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower right", fontsize="small")
     sheet.savefig(path, dpi=110)
 
 
