@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import antiphon.kernels
-from antiphon.bench.kernel_cases import KernelCase, Sizes, kernel_cases, layout
+from antiphon.bench.decoder_kernels import layout
+from antiphon.bench.kernel_case import KernelCase, Sizes
+from antiphon.bench.kernel_cases import kernel_cases
 from antiphon.bench.kernels import KernelPlan, run_kernels
 from antiphon.bench.results import Quantity
 from antiphon.bench.target import RANDOM, target
@@ -42,11 +44,11 @@ def test_a_case_runs_on_operands_of_its_own(case: KernelCase) -> None:
 
 
 def test_a_context_in_the_cache_is_as_long_as_was_asked_and_its_newest_tokens_are_the_step() -> None:
-    step, cache = layout(TINY.source.config().thinker.decoder, 3, 70, 5, CPU, torch.float32, CacheDtype.MODEL)
+    step, cache = layout(TINY.source.config().thinker.decoder, (5, 1, 5), 70, CPU, torch.float32, CacheDtype.MODEL)
     assert cache.keys.shape[0] == 1
     assert [row.num_keys for row in step.rows] == [70, 70, 70]
-    assert [(row.token_start, row.token_end) for row in step.rows] == [(0, 5), (5, 10), (10, 15)]
-    assert step.positions.tolist() == 3 * [65, 66, 67, 68, 69]
+    assert [(row.token_start, row.token_end) for row in step.rows] == [(0, 5), (5, 6), (6, 11)]
+    assert step.positions.tolist() == [65, 66, 67, 68, 69, 69, 65, 66, 67, 68, 69]
     assert all(0 < row.num_anchor_keys < row.num_keys for row in step.rows)
 
 

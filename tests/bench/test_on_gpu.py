@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from antiphon.bench.duplex import run_duplex
-from antiphon.bench.kernel_cases import Sizes
+from antiphon.bench.kernel_case import Sizes
 from antiphon.bench.kernels import KernelPlan, run_kernels
 from antiphon.bench.results import Quantity
 from antiphon.bench.slide import SlidePlans, run_slide

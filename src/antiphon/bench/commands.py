@@ -14,7 +14,7 @@ import typer
 from antiphon.bench.cache_error import CachePlan, run_cache
 from antiphon.bench.duplex import ProfileFlags, run_duplex, run_sweep, run_unit, unit_plans
 from antiphon.bench.error import run_error
-from antiphon.bench.kernel_cases import Sizes
+from antiphon.bench.kernel_case import Sizes
 from antiphon.bench.kernels import KernelPlan, run_kernels
 from antiphon.bench.load import LoadPlan
 from antiphon.bench.loading import run_loading

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from antiphon.bench.kernel_cases import KernelCase, Launch, Sizes, kernel_cases
+from antiphon.bench.kernel_case import KernelCase, Launch, Sizes
+from antiphon.bench.kernel_cases import kernel_cases
 from antiphon.bench.results import BenchResult, Count, Figure, Limit, Quantity, Summary, Unit
 from antiphon.bench.target import Target
 from antiphon.bench.timing import COPY_BYTES, copy_bytes_per_s, operator_times_us
