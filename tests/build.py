@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from antiphon.config import SessionConfig
+from antiphon.core.duplex import DuplexConfig
 from antiphon.core.messages import Address, HeardUnit
+from antiphon.core.sampling import Draws, TextSampling
+from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, ResourceExhausted
 from antiphon.kernels.transfer import Download
@@ -22,6 +25,7 @@ from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
 from antiphon.models.minicpmo.flow_cache import FlowShape
 from antiphon.models.minicpmo.flow_membership import Retention
 from antiphon.models.minicpmo.model import Model, Section, load_model
+from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.speech_arena import ArenaSize, SpeechArena
 from antiphon.models.minicpmo.tokens import TextTokenizer
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
@@ -41,6 +45,24 @@ ResultT = TypeVar("ResultT")
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_CHECKPOINT = GOLDEN / "endtoend" / "checkpoint"
 CPU = torch.device("cpu")
+VOICED_PROMPT = PromptText("<|im_start|>system\nTalk.\n<|audio_start|>", "<|audio_end|><|im_end|>")
+SESSION = ThinkerSession(
+    session_id="call",
+    prompt=PromptText("Talk.", ""),
+    reference=torch.empty(0),
+    window=BasicWindow(high_tokens=150, low_tokens=90),
+    slide=SlideMode.ROTATE_QUERY,
+    max_pictures=0,
+    max_slices=1,
+    max_text_tokens=0,
+    duplex=DuplexConfig(num_forced_listens=1),
+    sampling=TextSampling(),
+    draws=Draws.SAMPLED,
+    seed=0,
+    keeps_inputs=False,
+    deadline_s=0.0,
+)
+"""A caller without a voice to be like, pictures or text."""
 
 Tensors = dict[str, Tensor]
 

@@ -18,9 +18,9 @@ from antiphon.call import UnitResult
 from antiphon.config import Dtype, EngineConfig, SessionConfig, everywhere
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.cache_dtype import CacheDtype
-from antiphon.core.duplex import DuplexConfig, Wish
+from antiphon.core.duplex import Wish
 from antiphon.core.messages import Address, CodecChunk, Handoff
-from antiphon.core.sampling import CodecSampling, Draws, TextSampling
+from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
 from antiphon.models.minicpmo.audio_features import MelExtractor
@@ -29,7 +29,6 @@ from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Section, load_model
-from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, grid_on
@@ -152,22 +151,7 @@ def _no_waiting() -> Iterator[None]:
 
 
 def thinker_session(slide: SlideMode, draws: Draws) -> ThinkerSession:
-    return ThinkerSession(
-        session_id="a",
-        prompt=PromptText("Talk.", ""),
-        reference=torch.empty(0),
-        window=BasicWindow(200, 120),
-        slide=slide,
-        max_pictures=0,
-        max_slices=1,
-        max_text_tokens=0,
-        duplex=DuplexConfig(num_forced_listens=1),
-        sampling=TextSampling(),
-        draws=draws,
-        seed=0,
-        keeps_inputs=False,
-        deadline_s=0.0,
-    )
+    return replace(build.SESSION, session_id="a", window=BasicWindow(200, 120), slide=slide, draws=draws)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -19,7 +19,7 @@ from antiphon.console import EXIT_BAD_INPUT
 from antiphon.core.cache_dtype import CacheDtype, check_slide
 from antiphon.core.context import Context
 from antiphon.core.duplex import DuplexConfig
-from antiphon.core.sampling import Draws, TextSampling
+from antiphon.core.sampling import Draws
 from antiphon.core.window import BasicWindow, ContextWindow, SlideMode, WindowPolicy
 from antiphon.engine import Engine
 from antiphon.errors import ConfigError
@@ -32,7 +32,6 @@ from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, load_tokenizer
 from antiphon.stages.paged import CacheConfig
 from antiphon.stages.thinker.decider import Decider
 from antiphon.stages.thinker.stage import ThinkerStage
-from antiphon.stages.thinker.state import ThinkerSession
 from core.brute_force import slots_of
 
 SCALED = CacheDtype.FLOAT8_E4M3
@@ -109,22 +108,7 @@ def test_a_slide_leaves_every_key_and_value_that_stays_as_it_was_written(tiny_ch
     stage: ThinkerStage = build.thinker_stage(model, tokenizer, decider)
     state = build.opened(
         stage,
-        ThinkerSession(
-            session_id="call",
-            prompt=PromptText("Talk.", " Now."),
-            reference=torch.empty(0),
-            window=window_of(kind, tiny_checkpoint),
-            slide=SlideMode.ROTATE_QUERY,
-            max_pictures=0,
-            max_slices=1,
-            max_text_tokens=0,
-            duplex=DuplexConfig(num_forced_listens=1),
-            sampling=TextSampling(),
-            draws=Draws.SAMPLED,
-            seed=0,
-            keeps_inputs=False,
-            deadline_s=0.0,
-        ),
+        replace(build.SESSION, prompt=PromptText("Talk.", " Now."), window=window_of(kind, tiny_checkpoint)),
     )
     context, cache = state.mind.memory.context, decider.decoder.cache
     num_prompt_tokens, num_slides = context.prompt.num_tokens, 0

@@ -20,7 +20,7 @@ from antiphon.core.context import Context
 from antiphon.core.duplex import DuplexConfig, UnitDecisions
 from antiphon.core.events import UnitDecided
 from antiphon.core.messages import Address, Handoff
-from antiphon.core.sampling import CodecSampling, Draws, TextSampling
+from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, SlidePlan, WindowPolicy
 from antiphon.engine import Engine
 from antiphon.errors import ContextLengthExceeded
@@ -28,7 +28,6 @@ from antiphon.live import LiveEngine, LiveSession
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow import draw_noise
 from antiphon.models.minicpmo.model import Model
-from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
@@ -40,7 +39,6 @@ from antiphon.stages.stepping import StepLoop
 from antiphon.stages.talker.stage import TalkerStage
 from antiphon.stages.talker.state import TalkerSession
 from antiphon.stages.thinker.choosing import TextDraw
-from antiphon.stages.thinker.state import ThinkerSession
 from antiphon.units import INPUT_RATE_HZ, MEL_FRAMES_PER_CODEC_TOKEN, UNIT_SAMPLES
 from core.brute_force import snapshot
 from stages.memories import (
@@ -242,21 +240,12 @@ def test_an_hour_of_units_keeps_the_embeddings_of_its_window_and_no_more(network
 
 # Prompts, in a whole thinker
 
-SESSION = ThinkerSession(
-    session_id="call",
-    prompt=PromptText("<|im_start|>system\nTalk.\n<|audio_start|>", "<|audio_end|><|im_end|>"),
+SESSION = replace(
+    build.SESSION,
+    prompt=build.VOICED_PROMPT,
     reference=0.1 * torch.randn(INPUT_RATE_HZ * 3 // 2, generator=torch.Generator().manual_seed(0)),
     window=BasicWindow(high_tokens=150, low_tokens=110),
-    slide=SlideMode.ROTATE_QUERY,
-    max_pictures=0,
-    max_slices=1,
-    max_text_tokens=0,
-    duplex=DuplexConfig(num_forced_listens=1),
-    sampling=TextSampling(),
-    draws=Draws.SAMPLED,
     seed=3,
-    keeps_inputs=False,
-    deadline_s=0.0,
 )
 
 

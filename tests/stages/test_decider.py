@@ -18,7 +18,6 @@ from antiphon.errors import AntiphonError
 from antiphon.kernels.sampling.contract import TextRules
 from antiphon.kernels.sampling.op import sample_text
 from antiphon.models.minicpmo.model import Model
-from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.stepping import StepLoop
@@ -32,21 +31,11 @@ MAX_TOKENS = 400
 NUM_INPUT_TOKENS = 11
 SAMPLING = TextSampling(repetition_penalty=1.5, repetition_window_tokens=7, length_penalty=1.3)
 """A history that is soon full and matters."""
-SESSION = ThinkerSession(
-    session_id="call",
-    prompt=PromptText("Talk.", ""),
-    reference=torch.empty(0),
+SESSION = replace(
+    build.SESSION,
     window=BasicWindow(high_tokens=90, low_tokens=60),
-    slide=SlideMode.ROTATE_QUERY,
-    max_pictures=0,
-    max_slices=1,
     duplex=DuplexConfig(max_decided_tokens=8, num_forced_listens=1),
     sampling=SAMPLING,
-    draws=Draws.SAMPLED,
-    seed=0,
-    max_text_tokens=0,
-    keeps_inputs=False,
-    deadline_s=0.0,
 )
 NUM_UNITS = 12
 

@@ -12,34 +12,25 @@ import torch
 from PIL import Image
 
 import build
-from antiphon.core.duplex import DuplexConfig
-from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import ContextLengthExceeded, InputError, ResourceExhausted
 from antiphon.models.minicpmo.model import Model
-from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load_tokenizer
 from antiphon.stages.thinker.rebuild import Retained
 from antiphon.stages.thinker.stage import ThinkerStage, ThinkerState
-from antiphon.stages.thinker.state import ThinkerSession, UnitInput, UnitOutcome
+from antiphon.stages.thinker.state import UnitInput, UnitOutcome
 from antiphon.units import INPUT_RATE_HZ
 
 WIDE, NARROW = BasicWindow(high_tokens=280, low_tokens=200), BasicWindow(high_tokens=150, low_tokens=100)
-SESSION = ThinkerSession(
-    session_id="call",
-    prompt=PromptText("<|im_start|>system\nTalk.\n<|audio_start|>", "<|audio_end|><|im_end|>"),
+SESSION = replace(
+    build.SESSION,
+    prompt=build.VOICED_PROMPT,
     reference=0.1 * torch.randn(INPUT_RATE_HZ * 3 // 2, generator=torch.Generator().manual_seed(0)),
     window=WIDE,
-    slide=SlideMode.ROTATE_QUERY,
     max_pictures=1,
-    max_slices=1,
     max_text_tokens=8,
-    duplex=DuplexConfig(num_forced_listens=1),
-    sampling=TextSampling(),
-    draws=Draws.SAMPLED,
     seed=3,
     keeps_inputs=True,
-    deadline_s=0.0,
 )
 PICTURE = Image.effect_noise((60, 60), 50).convert("RGB")
 ROUNDING = 1e-3

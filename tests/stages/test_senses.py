@@ -15,8 +15,8 @@ from torch import Tensor
 
 import build
 from antiphon.core.duplex import DuplexConfig
-from antiphon.core.sampling import Draws, TextSampling
-from antiphon.core.window import OffWindow, SlideMode
+from antiphon.core.sampling import Draws
+from antiphon.core.window import OffWindow
 from antiphon.errors import (
     AntiphonError,
     AudioError,
@@ -27,28 +27,20 @@ from antiphon.errors import (
     PromptTooLong,
 )
 from antiphon.models.minicpmo.model import Model
-from antiphon.models.minicpmo.prompt import PromptText
 from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
 from antiphon.stages.thinker.senses import Senses, SensesState, UnitRow
-from antiphon.stages.thinker.state import ThinkerSession, UnitInput
+from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import UNIT_SAMPLES
 
 NUM_SESSIONS, NUM_UNITS = 5, 6
-SESSION = ThinkerSession(
-    session_id="call",
-    prompt=PromptText("<|im_start|>system\nTalk.\n<|audio_start|>", "<|audio_end|><|im_end|>"),
-    reference=torch.empty(0),
+SESSION = replace(
+    build.SESSION,
+    prompt=build.VOICED_PROMPT,
     window=OffWindow(700),
-    slide=SlideMode.ROTATE_QUERY,
     max_pictures=1,
-    max_slices=1,
     max_text_tokens=8,
     duplex=DuplexConfig(num_forced_listens=0),
-    sampling=TextSampling(),
     draws=Draws.MOST_LIKELY,
-    seed=0,
-    keeps_inputs=False,
-    deadline_s=0.0,
 )
 
 

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import build
 from antiphon.core.duplex import DuplexConfig
 from antiphon.core.messages import Address, HeardUnit
-from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, ContextWindow, OffWindow, SlideMode, WindowPolicy
 from antiphon.errors import (
     AntiphonError,
@@ -39,22 +39,7 @@ from core.brute_force import snapshot
 MAX_PROMPT_TOKENS = 300
 NUM_AUDIO_TOKENS, NUM_PICTURE_TOKENS, NUM_DECIDED_TOKENS = 1 + 10, 66, 20 + 1
 """Of a unit: `<unit>` and sound, each picture with its markers, decisions and `</unit>` (REFERENCE 4.2)."""
-SESSION = ThinkerSession(
-    session_id="call",
-    prompt=PromptText("<|im_start|>system\nTalk.\n<|audio_start|>", "<|audio_end|><|im_end|>"),
-    reference=torch.empty(0),
-    window=BasicWindow(high_tokens=150, low_tokens=90),
-    slide=SlideMode.ROTATE_QUERY,
-    max_pictures=1,
-    max_slices=1,
-    max_text_tokens=0,
-    duplex=DuplexConfig(num_forced_listens=1),
-    sampling=TextSampling(),
-    draws=Draws.SAMPLED,
-    seed=0,
-    keeps_inputs=False,
-    deadline_s=0.0,
-)
+SESSION = replace(build.SESSION, prompt=build.VOICED_PROMPT, max_pictures=1)
 PICTURE = Image.effect_noise((60, 60), 50).convert("RGB")
 
 
