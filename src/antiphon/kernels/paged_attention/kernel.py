@@ -213,7 +213,7 @@ def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: S
     """Tensors as in `op.py`."""
     out = torch.empty_like(q_anchor)
     N, H, D = out.shape
-    HKV, places = cache.keys.shape[2], Places.of(step.tiles)
+    HKV, places = cache.keys.shape[2], _Places.of(step.tiles)
     sums = torch.empty((HKV * places.num, D), dtype=torch.float32, device=out.device)
     tops = torch.empty((HKV * places.num, 2), dtype=torch.float32, device=out.device)
     for tiles, first_place in zip(step.tiles, places.firsts, strict=True):
@@ -240,16 +240,16 @@ def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: S
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class _Places:
     """Where parts leave what they found, for each key head: one place per query. firsts: of the parts of each kind."""
 
     firsts: tuple[int, int]
     num: int
 
     @staticmethod
-    def of(tiles: tuple[Tiles, Tiles]) -> Places:
+    def of(tiles: tuple[Tiles, Tiles]) -> _Places:
         num_small, num_large = (one.parts.shape[0] * QUERIES_PER_TILE[one.kind] for one in tiles)
-        return Places((0, num_small), num_small + num_large)
+        return _Places((0, num_small), num_small + num_large)
 
 
 @dataclass(frozen=True, slots=True)
