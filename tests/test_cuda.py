@@ -31,6 +31,7 @@ from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.model import Section, load_model
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
+from antiphon.runner.device import Precedence, on_device
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer, grid_on
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.talker.choosing import CodecChooser
@@ -152,6 +153,14 @@ def _no_waiting() -> Iterator[None]:
 
 def thinker_session(slide: SlideMode, draws: Draws) -> ThinkerSession:
     return replace(build.SESSION, session_id="a", window=BasicWindow(200, 120), slide=slide, draws=draws)
+
+
+def test_a_stage_that_goes_first_is_recorded_and_launched_with_that_priority() -> None:
+    cuda = torch.device("cuda")
+    for precedence in Precedence:
+        assert GraphRecorder.on(cuda, precedence.value).stream.priority == precedence.value
+        with on_device(cuda, precedence):
+            assert torch.cuda.current_stream().priority == precedence.value
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
