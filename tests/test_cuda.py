@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import build
@@ -28,6 +29,7 @@ from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.hift_config import Generation
+from antiphon.models.minicpmo.image import cut_picture
 from antiphon.models.minicpmo.model import Section, load_model
 from antiphon.models.minicpmo.tokens import load_tokenizer
 from antiphon.models.minicpmo.vocoder import NoNoise
@@ -301,6 +303,30 @@ def test_recorded_chains_say_on_the_gpu_what_steps_one_by_one_say_on_the_cpu(tin
 
     with torch.inference_mode():
         assert said(torch.device("cuda"), CHAIN_STEPS) == said(torch.device("cpu"), 1)
+
+
+def test_recorded_eyes_see_on_the_gpu_what_they_see_on_the_cpu(tiny_checkpoint: Path) -> None:
+    """Items of several lengths together, more than a pass holds, and again after others."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    sides = [(60, 60), (200, 90), (90, 310)]
+    images = [Image.effect_noise(own, 50).convert("RGB") for own in sides]
+
+    def seen(device: torch.device) -> list[Tensor]:
+        eyes = load_model(open_checkpoint(tiny_checkpoint), dict.fromkeys(Section, device), torch.float32).vision
+        recorders = (GraphRecorder.on(device),) if device == cuda else ()
+        for recorder in recorders:
+            assert [*eyes.capture((1, 2), recorder)] == [1, 0]
+        pictures = [cut_picture(image, eyes.config, max_slices=4) for image in images]
+        embeds = [*eyes.encode(pictures), *eyes.encode(pictures[1:2])]
+        assert (eyes.num_runs.num_launched == 0) is (device == cuda)
+        here = [one.cpu() for one in embeds]
+        for recorder in recorders:
+            recorder.forget()
+        return here
+
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for here, there in zip(seen(cpu), seen(cuda), strict=True):
+            torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
 
 
 def test_recorded_ears_hear_on_the_gpu_what_they_hear_on_the_cpu(tiny_checkpoint: Path) -> None:

@@ -59,6 +59,9 @@ logger = logging.getLogger(__name__)
 MessageT = TypeVar("MessageT")
 AnswerT = TypeVar("AnswerT")
 
+EYES_SIZES = (1, 2, 4, 8)
+"""Items of pictures in a recorded pass: what cameras of some calls show between two steps."""
+
 ThinkerMessage = Message[ThinkerSession | Retained | ChatSession, HeardUnit[UnitInput] | Retain | GoOn]
 TalkerMessage = Message[TalkerSession, Handoff[Tensor] | GoOn]
 Code2WavMessage = Message[Code2WavSession, CodecChunk]
@@ -113,6 +116,8 @@ class ThinkerBuilder:
             _record("the thinker's steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
             _record("the thinker's draws", decider.chooser.capture(config.max_calls, recorder))
             _record("the ears", senses.capture(recorded_numbers(config.max_calls), recorder))
+            if session.max_pictures:
+                _record("the eyes", senses.capture_eyes(EYES_SIZES, recorder))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
         return StageLoop(stage, Interruption.KEEPS_WORK, partial(_forget, recorders))
 

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from antiphon.errors import ImageError
+from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.config import VisionConfig
 from antiphon.models.minicpmo.image import (
     Grid,
@@ -28,10 +29,14 @@ from antiphon.models.minicpmo.image import (
     decode_picture,
     slice_grid,
 )
+from antiphon.models.minicpmo.patch_batch import position_ids
 from antiphon.models.minicpmo.resampler import Resampler, grid_positions
-from antiphon.models.minicpmo.vision import VisionEncoder, VisionTower, count_layers, position_ids
+from antiphon.models.minicpmo.vision import VisionEncoder, VisionTower, count_layers
+from fakes.rerun import Rerun
 
 RELEASED_TABLE_SIDE = 70
+ROUNDING = 1e-5
+"""Of embeddings with values near 1, whose sums have more terms, of which some are zero."""
 CONFIG = VisionConfig(
     hidden_size=16,
     num_layers=3,
@@ -235,6 +240,26 @@ def test_slices_tile_the_picture_from_left_to_right_and_down() -> None:
 # Positions
 
 
+@pytest.mark.parametrize("sizes", [(1,), (1, 4)])
+def test_a_recorded_pass_comes_to_what_a_launched_one_does(sizes: tuple[int, ...]) -> None:
+    """Whatever else is in it, and was in it before; and what is too long for it is launched."""
+    launched, recorded = build_encoder(SMALL), build_encoder(SMALL)
+    with torch.inference_mode():
+        assert [*recorded.capture(sizes, Rerun())] == [*reversed(range(len(sizes)))]
+    pictures = [
+        cut_picture(noise(*size, seed=number), SMALL, max_slices=4)
+        for number, size in enumerate([(56, 56), (200, 90), (90, 310), (56, 60)])
+    ]
+    for together in (pictures, pictures[::-1], pictures[1:2]):
+        for one, other in zip(encode(recorded, *together), encode(launched, *together), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=ROUNDING)
+    num_replayed = recorded.num_runs.num_replayed
+    assert recorded.num_runs == NumRuns(num_replayed, 0)
+    sliver = Picture(Grid(0, 0), (PatchedImage(torch.randn(3, 14, 14 * 100), 1, 100),))
+    assert torch.equal(encode(recorded, sliver)[0], encode(launched, sliver)[0])
+    assert recorded.num_runs == NumRuns(num_replayed, 1)
+
+
 def test_position_ids_miss_the_boundaries_that_float32_misses_in_the_reference() -> None:
     lower = {
         25: [5, 10, 15, 20],
@@ -320,7 +345,7 @@ def test_the_resampler_is_multi_head_attention_whose_keys_alone_carry_the_positi
         queries = resampler.ln_q(resampler.query).expand(3, -1, -1)
         seen, _ = torch_attention(queries, values + positions, values)
         want = resampler.ln_post(seen) @ resampler.proj
-        torch.testing.assert_close(resampler(patches, positions), want, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(resampler(patches, positions, None), want, atol=1e-4, rtol=1e-5)
 
 
 def test_a_long_list_is_encoded_in_batches_of_at_most_the_configured_size() -> None:

@@ -15,12 +15,10 @@ query rotated to p and to p + shift. Scores depend on differences of angles only
 | cache.scales | [num_blocks, Hkv, block_size]              | float32  | contiguous; cache is float8_e4m3fn then |
 | out          | [N, H, D]                                  | as above | new                                     |
 
-With scales, a score is multiplied by its key's, and a weight by its value's once it is in the softmax's sum. The kernel
-multiplies float8 as float16, unless queries are float32: queries up to 65 504, values up to 57 000.
-
-Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax and sums are float32. What comes out for padding
-is anything. Dispatch: `kernel.py` on CUDA, the reference elsewhere. Grid of the kernel: a tile of a row's tokens, a key
-head, and a part of the row's keys (`tiles.py`), which are read once. Raises ShapeError.
+With scales, a score is multiplied by its key's, and a weight by its value's once it is in the sum; queries of half the
+bits up to 65 504 then, and values up to 57 000. Query head h reads key head h // (H // Hkv). N = 0 is allowed. Softmax
+and sums are float32. What comes out for padding is anything. Dispatch: `kernel.py` on CUDA, the reference elsewhere.
+Grid of the kernel: a tile of a row's tokens, a key head, a part of the row's keys (`tiles.py`). Raises ShapeError.
 """
 
 from __future__ import annotations

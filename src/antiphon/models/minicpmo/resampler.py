@@ -35,14 +35,15 @@ class Resampler(nn.Module):
         self.ln_post = nn.LayerNorm(width, eps=_LAYER_NORM_EPS)
         self.proj = nn.Parameter(torch.empty(width, width))
 
-    def forward(self, patches: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, patches: Tensor, positions: Tensor, hidden: Tensor | None) -> Tensor:
         """Condense every item to `query_num` embeddings.
 
         patches: [B, L, H] model dtype, the tower's output; positions: [B, L, E] model dtype (`grid_positions`)
+        hidden: as in `PatchBatch`
         returns: [B, Q, E] model dtype; E = width of the thinker
         """
         values = self.ln_kv(each_row(self.kv_proj, patches))
-        seen: Tensor = self.attn(self.ln_q(self.query), values + positions, values)
+        seen: Tensor = self.attn(self.ln_q(self.query), values + positions, values, hidden)
         condensed: Tensor = self.ln_post(seen)
         return each_row(lambda row: row @ self.proj, condensed)
 
@@ -56,7 +57,7 @@ class _CrossAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
         """queries: [Q, E]; keys, values: [B, L, E]; returns: [B, Q, E]; all model dtype."""
         weights, offsets = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         q, k, v = (
@@ -64,7 +65,7 @@ class _CrossAttention(nn.Module):
             for x, weight, offset in zip((queries[None], keys, values), weights, offsets, strict=True)
         )
         q = q.expand(len(k), -1, -1, -1)
-        seen = attention(q, k, v, bias=None, scale=_HEAD_DIM**-0.5)
+        seen = attention(q, k, v, bias=hidden, scale=_HEAD_DIM**-0.5)
         return each_row(self.out_proj, seen.transpose(1, 2).flatten(2))
 
 

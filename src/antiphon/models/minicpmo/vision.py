@@ -1,99 +1,102 @@
 """Encodes pictures for the thinker: the SigLIP tower, and VisionEncoder, which runs it and the resampler over batches.
 
 Not the picture files (`image.py`) nor the condensing (`resampler.py`). Parameter names are the checkpoint's under
-`vpm.` (REFERENCE 2.2, 7.2). Only items of equal length share a batch, so nothing is padded and an item's embeddings do
-not depend on the rest of its batch: not at all in float32 on a CPU, elsewhere within rounding. Tests:
-`tests/golden_kinds/vision.py`, `tests/models/test_vision.py`.
+`vpm.` (REFERENCE 2.2, 7.2). What is launched has items of equal length in a batch, so nothing is padded and an item's
+embeddings do not depend on the rest of its batch: not at all in float32 on a CPU, elsewhere within rounding. What is
+recorded is filled up (`patch_batch.py`). Tests: `tests/golden_kinds/vision.py`, `tests/models/test_vision.py`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from antiphon.kernels.attention.op import attention
+from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.config import VisionConfig
 from antiphon.models.minicpmo.each_row import each_row
 from antiphon.models.minicpmo.feed_forward import GeluFeedForward
 from antiphon.models.minicpmo.image import PatchedImage, Picture
+from antiphon.models.minicpmo.patch_batch import BatchLayout, PatchBatch, RecordedBatch
 from antiphon.models.minicpmo.resampler import Resampler, grid_positions
 
 _LAYERS_PREFIX = "vpm.encoder.layers."
 
 
 class VisionEncoder:
-    """Owns no state: any number of pictures in, their embeddings out. The two networks hold the weights."""
+    """Holds no session's state: any number of pictures in, their embeddings out. The two networks hold the weights."""
 
     def __init__(self, config: VisionConfig, tower: VisionTower, resampler: Resampler) -> None:
         self.config = config
         self.tower = tower
         self.resampler = resampler
+        self.num_runs = NumRuns()
+        self._recorded: list[RecordedBatch] = []
+
+    def capture(self, sizes: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record passes over so many items each, growing, before the first one; on a GPU only.
+
+        Yields after each how many are left.
+        """
+        # The largest first: what it needs is then room for the others.
+        for num_done, size in enumerate(reversed(sizes), start=1):
+            self._recorded.insert(0, RecordedBatch(self._encode, self._layout, size, recorder))
+            yield len(sizes) - num_done
 
     def encode(self, pictures: Sequence[Picture]) -> list[Tensor]:
-        """Embed all items of all pictures, those of equal length together, at most `max_batch_images` at a time.
+        """Embed all items of all pictures, `max_batch_images` at a time at most.
 
         returns: per picture [N, Q, E] model dtype; N = items of the picture, the view first
         """
         items = [item for picture in pictures for item in picture.items]
         if not items:
             return []
-        embeds = dict(chain.from_iterable(self._encode_batch(items, batch) for batch in self._batches(items)))
+        embeds = dict(chain.from_iterable(self._encode_some(items, numbers) for numbers in self._batches(items)))
         in_order = torch.stack([embeds[number] for number in range(len(items))])
         return list(torch.split(in_order, [len(picture.items) for picture in pictures]))
 
     def collate(self, items: Sequence[PatchedImage]) -> PatchBatch:
         """Lay items of equal length side by side, on the device and in the dtype of the weights."""
-        device, dtype = self.resampler.query.device, self.resampler.query.dtype
-        table_side = self.config.image_size // self.config.patch_size
-        places = _sent(torch.stack([_places(item) for item in items]), device)
-        return PatchBatch(
-            patches=_sent(torch.stack([item.patches for item in items]).to(dtype), device),
-            position_ids=_sent(torch.stack([position_ids(i.rows, i.columns, table_side) for i in items]), device),
-            rows=places[..., 0],
-            columns=places[..., 1],
-        )
+        return self._layout.exactly(items)
+
+    @property
+    def _layout(self) -> BatchLayout:
+        query = self.resampler.query
+        return BatchLayout.of(self.config, query.device, query.dtype)
 
     def _batches(self, items: Sequence[PatchedImage]) -> Iterator[list[int]]:
-        """Numbers of items that are encoded together."""
-        by_length: defaultdict[int, list[int]] = defaultdict(list)
+        """Numbers of items that are encoded together: those that recordings hold, and others of equal length."""
+        longest = max((one.num_patches for one in self._recorded), default=0)
+        alike: defaultdict[int, list[int]] = defaultdict(list)
         for number, item in enumerate(items):
-            by_length[item.num_patches].append(number)
-        size = self.config.max_batch_images
-        for numbers in by_length.values():
+            alike[max(item.num_patches, longest)].append(number)
+        for length, numbers in alike.items():
+            size = self._recorded[-1].num_items if length == longest else self.config.max_batch_images
             yield from (numbers[start : start + size] for start in range(0, len(numbers), size))
 
-    def _encode_batch(self, items: Sequence[PatchedImage], numbers: list[int]) -> Iterator[tuple[int, Tensor]]:
+    def _encode_some(self, items: Sequence[PatchedImage], numbers: list[int]) -> Iterator[tuple[int, Tensor]]:
         """returns: for each of these numbers, its item's [Q, E] in model dtype."""
-        items = [items[number] for number in numbers]
-        batch = self.collate(items)
+        together = [items[number] for number in numbers]
+        fitting = (one for one in self._recorded if one.holds(together))
+        recorded = next(fitting, None)
+        self.num_runs = self.num_runs.one_more(is_replayed=recorded is not None)
+        embeds = self._encode(self.collate(together)) if recorded is None else recorded.run(together)
+        return zip(numbers, embeds.unbind(), strict=True)
+
+    def _encode(self, batch: PatchBatch) -> Tensor:
+        """returns: [B, Q, E] model dtype."""
         positions = grid_positions(
             batch.rows,
             batch.columns,
-            num_steps=max(max(item.rows, item.columns) for item in items),
+            num_steps=batch.num_steps,
             width=self.config.output_size,
             dtype=batch.patches.dtype,
         )
-        return zip(numbers, self.resampler(self.tower(batch), positions).unbind(), strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class PatchBatch:
-    """Items of one forward pass, of L patches each. P = side of a patch.
-
-    patches:       [B, 3, P, P * L] model dtype, laid out as in PatchedImage
-    position_ids:  [B, L] int64, rows of the tower's position table
-    rows, columns: [B, L] int64, where the patch lies in its item
-    """
-
-    patches: Tensor
-    position_ids: Tensor
-    rows: Tensor
-    columns: Tensor
+        return self.resampler(self.tower(batch), positions, batch.hidden)
 
 
 def count_layers(names: Iterable[str]) -> int:
@@ -113,7 +116,7 @@ class VisionTower(nn.Module):
 
     def forward(self, batch: PatchBatch) -> Tensor:
         """returns: [B, L, H] model dtype."""
-        out: Tensor = self.post_layernorm(self.encoder(self.embeddings(batch)))
+        out: Tensor = self.post_layernorm(self.encoder(self.embeddings(batch), batch.hidden))
         return out
 
 
@@ -136,9 +139,9 @@ class _Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(_Layer(config) for _ in range(num_layers))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, hidden)
         return x
 
 
@@ -150,8 +153,8 @@ class _Layer(nn.Module):
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = GeluFeedForward(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
+    def forward(self, x: Tensor, hidden: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x), hidden)
         return x + each_row(self.mlp, self.layer_norm2(x))
 
 
@@ -164,40 +167,11 @@ class _SelfAttention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Every patch attends to its whole item. x, result: [B, L, H] model dtype."""
+    def forward(self, x: Tensor, hidden: Tensor | None) -> Tensor:
+        """Every patch attends to its whole item. x, result: [B, L, H] model dtype. hidden: as in `PatchBatch`."""
         q, k, v = (
             each_row(project, x).view(*x.shape[:2], -1, self._head_dim).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = attention(q, k, v, bias=None, scale=self._head_dim**-0.5)
+        mixed = attention(q, k, v, bias=hidden, scale=self._head_dim**-0.5)
         return each_row(self.out_proj, mixed.transpose(1, 2).flatten(2))
-
-
-def position_ids(rows: int, columns: int, table_side: int) -> Tensor:
-    """Stretch the item over the square table of learned positions. returns: [rows * columns] int64 on the CPU."""
-    return (_buckets(rows, table_side)[:, None] * table_side + _buckets(columns, table_side)).flatten()
-
-
-def _buckets(num_patches: int, table_side: int) -> Tensor:
-    """Which of `table_side` equal parts each patch along an axis falls into. returns: [num_patches] int64 on the CPU.
-
-    Exactly floor(table_side * i / num_patches), except where the reference's float32 arithmetic puts a fraction just
-    below a boundary that it should lie on (REFERENCE 7.2). Only the same arithmetic errs in the same places:
-    torch.arange on the CPU with a step that was rounded to float32. Its end, 1 - 1e-6, keeps rounding from adding one
-    fraction too many.
-    """
-    step = (1 / torch.tensor(num_patches, dtype=torch.float32, device="cpu")).item()
-    fractions = torch.arange(0, 1 - 1e-6, step, dtype=torch.float32, device="cpu")
-    boundaries = torch.arange(1, table_side, dtype=torch.float32, device="cpu") / table_side
-    return torch.bucketize(fractions, boundaries, right=True)
-
-
-def _places(item: PatchedImage) -> Tensor:
-    """returns: [L, 2] int64 on the CPU; row and column of every patch."""
-    return torch.cartesian_prod(torch.arange(item.rows, device="cpu"), torch.arange(item.columns, device="cpu"))
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device; a GPU takes it from pinned memory, so that the host does not wait for its queue."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -71,10 +71,14 @@ class Senses:
         """Record the ears' pass over so many sessions each; as `AudioEncoder.capture`."""
         return self._audio.capture(sizes, recorder)
 
+    def capture_eyes(self, sizes: Sequence[int], recorder: Recorder) -> Iterator[int]:
+        """Record the eyes' pass over so many items of pictures each; as `VisionEncoder.capture`."""
+        return self._vision.capture(sizes, recorder)
+
     @property
     def num_runs(self) -> NumRuns:
-        """Of the ears."""
-        return self._audio.num_runs
+        """Of ears and eyes."""
+        return self._audio.num_runs + self._vision.num_runs
 
     def open(self) -> SensesState:
         return SensesState(MelStream(self._extractor), self._audio.new_state())

@@ -145,7 +145,7 @@ class UnitOutcome:
 class ThinkerCounts:
     """num_free_blocks: hold nothing. num_unreserved_blocks: promised to nobody. block_bytes: keys and values of one.
 
-    num_runs: of steps, draws and ears; what is launched on a GPU was not recorded at start.
+    num_runs: of steps, draws, ears and eyes; what is launched on a GPU was not recorded at start.
     """
 
     prompts: PromptCounts
