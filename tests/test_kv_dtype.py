@@ -98,6 +98,10 @@ def held(cache: KVCache, context: Context) -> list[Tensor]:
     return [*of_numbers, *of_scales]
 
 
+NUM_CLOSING = 2
+"""Tokens at a unit's end, which are written with the next unit's first ones."""
+
+
 @pytest.mark.parametrize("kind", [BASIC, CONTEXT])
 def test_a_slide_leaves_every_key_and_value_that_stays_as_it_was_written(tiny_checkpoint: Path, kind: str) -> None:
     model, tokenizer, decider = (
@@ -120,7 +124,8 @@ def test_a_slide_leaves_every_key_and_value_that_stays_as_it_was_written(tiny_ch
         num_kept = context.num_tokens - context.num_anchor_tokens - num_new
         for old, new in zip(before, after, strict=True):
             assert torch.equal(old[:, :num_prompt_tokens], new[:, :num_prompt_tokens])
-            assert torch.equal(old[:, old.shape[1] - num_kept :], new[:, -num_new - num_kept : -num_new])
+            stayed = old[:, old.shape[1] - num_kept :], new[:, -num_new - num_kept : -num_new]
+            assert torch.equal(*(one[:, : max(0, num_kept - NUM_CLOSING)] for one in stayed))
         num_slides += outcome.slide is not None
         assert num_kept or not unit
         before = after

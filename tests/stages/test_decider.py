@@ -217,7 +217,7 @@ def test_units_are_those_of_a_session_that_waits_for_every_choice(
     assert min(num_late, num_full, num_slides) > 3, "the checkpoint did not do all that is compared"
 
 
-def test_a_unit_takes_a_step_for_its_input_each_decision_and_its_close_and_none_to_find_its_end(
+def test_a_unit_takes_a_step_for_its_input_and_each_decision_and_none_to_find_its_end_or_to_close_it(
     golden: Model, tokenizer: TextTokenizer
 ) -> None:
     talks = talk(golden, tokenizer)
@@ -228,16 +228,17 @@ def test_a_unit_takes_a_step_for_its_input_each_decision_and_its_close_and_none_
         for unit in range(NUM_UNITS):
             was_open = talks.states[number].is_turn_open
             talks.start(number)
-            num_steps = 0
+            num_before = talks.decider.decoder.num_runs.num_launched
             while not talks.decider.loop.is_idle:
                 ends = talks.decider.loop.step()
-                num_steps += 1
             assert isinstance(ends[0].result, UnitOutcome)
             num_fed = len(ends[0].result.token_ids) - 2
             is_settled = not num_fed and not was_open
             kind = "listens" if is_settled else "is full" if num_fed == limit - 1 else "ends late"
-            # A terminator that is read late was fed by the row that would have gone on.
-            assert num_steps == {"listens": 2, "is full": 2 + num_fed, "ends late": 3 + num_fed}[kind], (kind, unit)
+            # A terminator that is read late was fed by the row that would have gone on. A slide is seen by the close.
+            num_steps = talks.decider.decoder.num_runs.num_launched - num_before
+            num_steps -= ends[0].result.slide is not None
+            assert num_steps == {"listens": 1, "is full": 1 + num_fed, "ends late": 2 + num_fed}[kind], (kind, unit)
             kinds.add(kind)
     assert kinds == {"listens", "is full", "ends late"}
 

@@ -238,6 +238,31 @@ def test_any_pieces_of_a_unit_give_the_states_of_the_whole(network: ThinkerNetwo
         torch.testing.assert_close(torch.cat(states), whole.feed(inputs), rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("window", [BASIC, CONTEXT], ids=["basic", "context"])
+@pytest.mark.parametrize("mode", SlideMode)
+def test_what_is_fed_later_is_seen_as_if_it_had_been_fed_at_once(
+    network: ThinkerNetwork, mode: SlideMode, window: WindowPolicy
+) -> None:
+    at_once, later = (Session(network, paged(network), window, mode, lengths=(9, 6, 12)) for _ in range(2))
+    tolerance = GAIN * CONFIG.decoder.hidden_size * EPS
+    num_steps = 0
+    for unit in range(30):
+        inputs = at_once.inputs(unit)
+        states = [session.feed(inputs[:-2]) for session in (at_once, later)]
+        torch.testing.assert_close(states[1], states[0], rtol=0, atol=tolerance)
+        at_once.feed(inputs[-2:])
+        later.memory.feed_later(inputs[-2:])
+        with pytest.raises(ContextLengthExceeded):
+            later.feed(embeds(5001, seed=0))
+        num_before = later.decoder.num_runs.num_launched
+        slides = [played(one.decoder, one.memory.close_unit(unit, one.words(unit))) for one in (at_once, later)]
+        assert (slides[0] is None) == (slides[1] is None)
+        num_steps += later.decoder.num_runs.num_launched > num_before
+        at_once.num_slides += slides[0] is not None
+        later.memory.context.check()
+    assert num_steps == at_once.num_slides > 2, "only a slide does not wait for what comes next"
+
+
 @pytest.mark.parametrize("mode", SlideMode)
 def test_a_feed_that_finds_no_block_or_no_room_leaves_the_session_as_it_was(
     network: ThinkerNetwork, mode: SlideMode

@@ -149,7 +149,7 @@ class Decider:
         # On its way to the talker while the unit is closed.
         hidden = Download(torch.cat([embeds[:0], *(states[row] for said in utterances for row in said.rows)]))
         rest = (*decisions.fed, *decisions.closing_ids)[len(states) :]
-        yield from memory.feed(memory.embed(rest))
+        memory.feed_later(memory.embed(rest))
         slide = yield from memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
         if state.epoch != epoch:
             utterances = ()

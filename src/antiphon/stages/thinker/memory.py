@@ -7,7 +7,7 @@ thinker and tests/stages/test_memory.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -67,6 +67,8 @@ class ThinkerMemory:
         # Of dropped units. More units leave it than come to be kept, so that no more is held than just before a slide.
         self._dropped_inputs: list[Tensor] = []
         self._open_inputs: list[Tensor] = []
+        # Appended, and not in the cache yet: at most one part.
+        self._unfed: list[tuple[Placement, Tensor]] = []
 
     def feed_prompt(self, embeds: Tensor) -> MemorySteps[None]:
         """embeds: [n, hidden], the next part of what stands in front of the suffix; n = 0 allowed."""
@@ -91,6 +93,14 @@ class ThinkerMemory:
         reply = yield from self._append(embeds, None)
         return reply.states
 
+    def feed_later(self, embeds: Tensor) -> None:
+        """Append to the open unit what nobody asks about: it is computed with what is fed next, or before a slide.
+
+        embeds: [n, hidden], n at least 1.
+        """
+        assert not self._unfed, "what came before is not fed yet"
+        self._unfed.append((self._appended(embeds), embeds))
+
     def feed_and_draw(self, embeds: Tensor, draw: TextDraw) -> MemorySteps[Drawn]:
         """Append to the open unit, and choose the token after it.
 
@@ -102,6 +112,7 @@ class ThinkerMemory:
 
     def feed_drawn(self, slot: DrawSlot, draw: TextDraw | None) -> MemorySteps[Reply]:
         """Append the token that was drawn last, which the host need not know, and choose another one if asked to."""
+        assert not self._unfed, "a draw comes after what is fed"
         reply = yield Request(Row(self.context, self.context.append(1)), slot, draw)
         if self._keeps_inputs:
             self._open_inputs.append(reply.inputs)
@@ -117,6 +128,9 @@ class ThinkerMemory:
         plan = self._window.plan(self.context.num_tokens, self.context.units, self.context.previous)
         if plan is None:
             return None
+        # It sees what the slide drops.
+        for placement, embeds in self._take_unfed():
+            yield from self._run(placement, embeds)
         slide = self.context.slide(plan)
         yield from self._apply(slide)
         return slide
@@ -129,13 +143,28 @@ class ThinkerMemory:
         """Give all blocks and inputs back; idempotent."""
         self.context.free()
         self._inputs, self._dropped_inputs = [], []
-        self._open_inputs = []
+        self._open_inputs, self._unfed = [], []
 
     def _append(self, embeds: Tensor, draw: TextDraw | None) -> MemorySteps[Reply]:
+        last = self._appended(embeds)
+        parts = [*self._take_unfed(), (last, embeds)]
+        first, _ = parts[0]
+        slots = tuple(slot for placement, _ in parts for slot in placement.slots)
+        assert first.first_position + len(slots) == last.first_position + len(last.slots), "something stands between"
+        whole = Placement(slots, first.first_position, last.key_shift)
+        reply = yield from self._run(whole, torch.cat([part for _, part in parts]), draw)
+        return replace(reply, start=max(reply.start, reply.end - embeds.shape[0]))
+
+    def _appended(self, embeds: Tensor) -> Placement:
+        """Where these tokens of the open unit go."""
         placement = self.context.append(embeds.shape[0])
         if self._keeps_inputs:
             self._open_inputs.append(embeds)
-        return (yield from self._run(placement, embeds, draw))
+        return placement
+
+    def _take_unfed(self) -> list[tuple[Placement, Tensor]]:
+        unfed, self._unfed = self._unfed, []
+        return unfed
 
     def _apply(self, slide: Slide) -> MemorySteps[None]:
         """Bring the cache to what the slide says; nothing is decided here."""
