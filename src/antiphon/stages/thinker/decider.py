@@ -147,22 +147,22 @@ class Decider:
             decisions.interrupt()
         utterances = decisions.utterances() if state.epoch == epoch else ()
         # On its way to the talker while the unit is closed.
-        hidden = Download(torch.cat([embeds[:0], *(states[row] for said in utterances for row in said.rows)]))
+        hidden = [Download(torch.cat([embeds[:0], *(states[row] for row in said.rows)])) for said in utterances]
         rest = (*decisions.fed, *decisions.closing_ids)[len(states) :]
         memory.feed_later(memory.embed(rest))
         slide = yield from memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
         if state.epoch != epoch:
-            utterances = ()
+            utterances, hidden = (), []
         state.num_units += 1
         state.is_turn_open = decisions.is_turn_open
         state.is_interrupted = state.epoch != epoch and decisions.is_turn_open
-        parts = torch.split(hidden.read(), [len(said.rows) for said in utterances]) if utterances else ()
         return UnitOutcome(
             unit=unit,
             token_ids=(*decisions.fed, *decisions.closing_ids),
             is_listen=decisions.is_listen,
             handoffs=tuple(
-                self._handoff(state, unit, deadline_s, *said) for said in zip(utterances, parts, strict=True)
+                self._handoff(state, unit, deadline_s, said, own.read())
+                for said, own in zip(utterances, hidden, strict=True)
             ),
             texts=tuple(_caption(state, said) for said in utterances),
             slide=slide,
