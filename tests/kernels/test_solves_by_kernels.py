@@ -37,8 +37,8 @@ VOICES = (3, 52)
 CHUNKS = (((6, False), (5, False)), ((4, False), (3, True)))
 """Moment by moment, per session: tokens of its chunk, and whether its turn ends with it. Few: interpreting is slow."""
 
-NUMS_ROWS, NUMS_TOKENS = (1, 2), (3,)
-"""Of what is recorded."""
+NUMS_ROWS, NUMS_TOKENS = (1, 3), (3,)
+"""Of what is recorded; the turns are two."""
 
 
 def turns(synthesizer: MelSynthesizer, voices: Sequence[Voice]) -> list[Tensor]:

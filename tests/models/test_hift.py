@@ -194,9 +194,9 @@ def test_noise_can_be_drawn_again_when_a_chunk_failed() -> None:
 
 
 def test_a_recorded_run_gives_the_samples_that_a_launched_one_gives(hift: Hift) -> None:
-    """Also where one session begins its turn and another goes on, and where pieces are shorter than the recorded."""
+    """Also where one session begins its turn and another goes on, and pieces are shorter or fewer than recorded."""
     launched, recorded = Vocoder(hift), Vocoder(hift)
-    assert [*recorded.capture((1, 2), (10, 14), Rerun())] == [3, 2, 1, 0]
+    assert [*recorded.capture((1, 3), (10, 14), Rerun())] == [3, 2, 1, 0]
     mels = [random(1, BINS, num, seed=num) for num in (10, 10, 18, 10, 12)]
     told = []
     for vocoder in (launched, recorded):

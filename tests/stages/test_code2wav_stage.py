@@ -188,7 +188,7 @@ def test_who_finds_no_seat_waits_until_a_turn_ends_and_nobody_fails(setup: Setup
     assert setup.synthesizer.arena.num_held.all == (0, 0, 0)
 
 
-def test_first_chunks_of_turns_come_before_all_others_in_the_step_that_finds_them(setup: Setup) -> None:
+def test_the_most_urgent_chunks_come_first(setup: Setup) -> None:
     loop = setup.loop()
     ready(loop, "abc")
     for message in (chunk("a", 0), chunk("b", 0)):
