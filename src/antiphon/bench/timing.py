@@ -80,8 +80,7 @@ def _group_us(calls: Sequence[Callable[[], object]]) -> float:
 def _group_on_gpu_us(calls: Sequence[Callable[[], object]], device: torch.device, flush: torch.Tensor) -> float:
     start, end = _event(), _event()
     flush.zero_()
-    # Nothing else keeps a GPU busy for a time that is known.
-    torch.cuda._sleep(_SPIN_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    torch.cuda._sleep(_SPIN_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public spins so long
     start.record()
     for call in calls:
         call()

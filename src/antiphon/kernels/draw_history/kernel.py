@@ -14,7 +14,7 @@ from antiphon.kernels.draw_history.contract import NewDraws, Remembered
 
 
 @triton.jit
-def _newest(places, step, last, is_recorded, num_recorded):  # type: ignore[no-untyped-def]  # Triton's own types
+def _newest(places, step, last, is_recorded, num_recorded):
     """Of this program's draw: slot, window, the slot's newest draw, whether it is taken in, how many came before it."""
     draw = tl.program_id(0)
     slot = tl.load(places + draw)
@@ -24,8 +24,8 @@ def _newest(places, step, last, is_recorded, num_recorded):  # type: ignore[no-u
     return slot, window, tl.load(last + slot), is_new, num_before
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _look(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit
+def _look(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     places, last, is_recorded, num_recorded, ring, history, newest, step, W: tl.constexpr, BLOCK_W: tl.constexpr
 ):
     draw = tl.program_id(0)
@@ -39,8 +39,8 @@ def _look(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types
     tl.store(newest + draw, newest_id)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _record(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit
+def _record(  # noqa: PLR0913 - as above
     places, last, fed, is_recorded, num_recorded, ring, ids, are_recorded, ids_fed, step, W: tl.constexpr
 ):
     draw = tl.program_id(0)

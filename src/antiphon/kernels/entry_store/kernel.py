@@ -13,8 +13,8 @@ from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.vocoder_attention.contract import Sink
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _normed(x, weight, bias, eps, is_d, d, D: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _normed(x, weight, bias, eps, is_d, d, D: tl.constexpr):
     """x: [H, D] float32, zero where there is no d."""
     centred = tl.where(is_d, x - (tl.sum(x, 1) / D)[:, None], 0.0)
     spread = tl.sum(centred * centred, 1) / D
@@ -23,8 +23,8 @@ def _normed(x, weight, bias, eps, is_d, d, D: tl.constexpr):  # type: ignore[no-
     return normed * tl.load(weight + d, mask=is_own, other=0.0)[None, :] + tl.load(bias + d, mask=is_own, other=0.0)
 
 
-@triton.jit(do_not_specialize=["layer", "num_entries", "T"])  # type: ignore[untyped-decorator]
-def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit(do_not_specialize=["layer", "num_entries", "T"])
+def _store(  # noqa: PLR0913 - as above
     qkv, q_weight, q_bias, k_weight, k_bias, keys, values, places, layer, num_entries, T, eps,
     G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HAS_NORMS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -24,8 +24,8 @@ _NUM_WARPS = 2
 of the memory's."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _product(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit(do_not_specialize=["num_rows"])
+def _product(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     x, weight, matrix, residual, out, num_rows, eps,
     K: tl.constexpr, M: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     FEW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE_K: tl.constexpr,

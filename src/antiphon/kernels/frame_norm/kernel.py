@@ -13,8 +13,8 @@ from torch import Tensor
 from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _spread(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit
+def _spread(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     value, windows, tails, sources, places, lengths, b, t, T, c, is_c, index, num_convs,
     G: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -47,8 +47,8 @@ def _spread(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own typ
         tl.store(after, newer, mask=is_kept & (at == length - 1))
 
 
-@triton.jit(do_not_specialize=["T", "index", "num_convs"])  # type: ignore[untyped-decorator]
-def _modulate(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit(do_not_specialize=["T", "index", "num_convs"])
+def _modulate(  # noqa: PLR0913 - as above
     x, y, gate, shift, scale, out, tails, sources, places, lengths, T, index, num_convs, eps,
     HAS_UPDATE: tl.constexpr, HAS_WINDOWS: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -73,8 +73,8 @@ def _modulate(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
         tl.store(out + start + c, normed.to(out.dtype.element_ty), mask=is_c)
 
 
-@triton.jit(do_not_specialize=["T", "index", "num_convs"])  # type: ignore[untyped-decorator]
-def _mish(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit(do_not_specialize=["T", "index", "num_convs"])
+def _mish(  # noqa: PLR0913 - as above
     y, weight, bias, out, tails, sources, places, lengths, T, index, num_convs, eps,
     G: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip

@@ -27,7 +27,7 @@ _BLOCK_K = 64
 
 
 @triton.jit
-def _take(q, keys, values, is_there, scale, top, total, out):  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton knows no dataclasses
+def _take(q, keys, values, is_there, scale, top, total, out):  # noqa: PLR0913 - Triton knows no dataclasses
     """One block of keys into the running softmax. q: [Q, D], keys, values: [K, D], is_there: [K]."""
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
     scores = tl.where(is_there[None, :], scores, float("-inf"))
@@ -38,8 +38,8 @@ def _take(q, keys, values, is_there, scale, top, total, out):  # type: ignore[no
     return new_top, total * shrink + tl.sum(weights, 1), out
 
 
-@triton.jit(do_not_specialize=["layer", "T"])  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit(do_not_specialize=["layer", "T"])
+def _attend(  # noqa: PLR0913 - as above
     q, k, v, out, origin, offsets, lengths, layer, T, scale, q_batch, q_time, k_batch, k_time, v_batch, v_time,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr,
     ALIGNED: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["max_keys"])  # type: ignore[untyped-decorator]
-def _fill(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit(do_not_specialize=["max_keys"])
+def _fill(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     blocks, segments, spans, out, max_keys,
     NUM_SEGMENTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip

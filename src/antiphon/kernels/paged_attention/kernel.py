@@ -40,8 +40,8 @@ _LINE_BYTES = 128
 _KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _halves(  # type: ignore[no-untyped-def]
+@triton.jit
+def _halves(
     numbers, place, is_there, D: tl.constexpr, HALF: tl.constexpr, IN_PAIRS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Keys or values from these places on, in two halves, [K, HALF] each of `KIND`."""
@@ -64,8 +64,8 @@ def _halves(  # type: ignore[no-untyped-def]
     return first, second
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _query_halves(  # type: ignore[no-untyped-def]
+@triton.jit
+def _query_halves(
     queries, at, is_query, D: tl.constexpr, HALF: tl.constexpr, IN_PAIRS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Queries from these places on, in the same halves, [M, HALF] each."""
@@ -78,8 +78,8 @@ def _query_halves(  # type: ignore[no-untyped-def]
     return first, second
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as below
+@triton.jit
+def _store(  # noqa: PLR0913 - as below
     first, second, to, at, is_there, D: tl.constexpr, HALF: tl.constexpr, IN_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Write two halves, [M, HALF] each, to places from `at` on."""
@@ -95,8 +95,8 @@ def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as below
         tl.store(place + HALF, second.to(kind), mask=is_there[:, None] & (d + HALF < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["max_keys", "first_place", "num_places"])  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0913, PLR0915 - as above; one algorithm
+@triton.jit(do_not_specialize=["max_keys", "first_place", "num_places"])
+def _attend(  # noqa: PLR0912, PLR0913, PLR0915 - as above; one algorithm
     q_anchor, q_ring, keys, values, key_scales, value_scales, key_slots, parts, out, sums, tops,
     max_keys, slot_stride, head_stride, scale, first_place, num_places,
     H: tl.constexpr, HKV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
@@ -181,8 +181,8 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0913, PLR0915 
         tl.store(tops + 2 * to + 1, total)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_up(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit
+def _add_up(  # noqa: PLR0913 - as above
     sums, tops, tokens, out, first_large_place, num_places,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr,
     MAX_PARTS: tl.constexpr, BLOCK_D: tl.constexpr, TOKEN_NUMBERS: tl.constexpr,
@@ -230,7 +230,7 @@ def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: S
                 HAS_SCALES=cache.scales is not None, IN_PAIRS=launch.in_pairs, BLOCK_SIZE=cache.keys.shape[1],
                 VALUE_UNIT=_VALUE_UNIT, HEADS_FIRST=launch.heads_first, num_warps=launch.num_warps, num_stages=2,
             )  # fmt: skip
-    if step.token_parts.shape[0]:
+    if N:
         _add_up[(N, H)](
             sums, tops, step.token_parts, out, places.firsts[1], places.num,
             H=H, HKV=HKV, D=D, SMALL=QUERIES_PER_TILE[TileKind.SMALL], LARGE=QUERIES_PER_TILE[TileKind.LARGE],

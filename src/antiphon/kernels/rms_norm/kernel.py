@@ -16,8 +16,8 @@ once, since it waits for memory only."""
 _MAX_WARPS = 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _norm(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit
+def _norm(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     x, added, weight, total, out, x_row, added_row, eps,
     D: tl.constexpr, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -18,8 +18,8 @@ _PAIRS = 256
 programs, so that one token is spread over 12 SMs and 512 tokens fill all SMs with 46 warps each."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _normed(first, second, weight, eps, i, is_i, D: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _normed(first, second, weight, eps, i, is_i, D: tl.constexpr):
     """RMS norm of heads [BH, D / 2] twice, rounded where the reference rounds; float32 again at last."""
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
@@ -32,15 +32,15 @@ def _normed(first, second, weight, eps, i, is_i, D: tl.constexpr):  # type: igno
     return first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _turned(first, second, cos, sin, token, i, is_i, HALF: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit
+def _turned(first, second, cos, sin, token, i, is_i, HALF: tl.constexpr):  # noqa: PLR0913 - as above
     c = tl.load(cos + token * HALF + i, mask=is_i, other=0.0)[None, :]
     s = tl.load(sin + token * HALF + i, mask=is_i, other=0.0)[None, :]
     return first * c - second * s, second * c + first * s
 
 
 @triton.jit
-def _in_eighths(x):  # type: ignore[no-untyped-def]
+def _in_eighths(x):
     """The nearest number that float8e4nv has, in float32: eighths of a power of two, of 2^-6 where it is below.
 
     Triton's interpreter does not round such a cast as the GPU does; of a number that is there it has nothing to round.
@@ -51,8 +51,8 @@ def _in_eighths(x):  # type: ignore[no-untyped-def]
     return (x + large) - large
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _write(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit
+def _write(  # noqa: PLR0913 - as above
     numbers, scales, first, second, slot, head, i, is_there,
     HKV: tl.constexpr, D: tl.constexpr,
     HAS_SCALES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
@@ -72,8 +72,8 @@ def _write(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
 
 # The slots of a step are a row of one uploaded tensor: their alignment changes with the number of tokens, and must not
 # compile anew.
-@triton.jit(do_not_specialize_on_alignment=["slots"])  # type: ignore[untyped-decorator]
-def _store(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above, and one algorithm
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _store(  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     q, k, v, q_weight, k_weight, anchor_cos, anchor_sin, ring_cos, ring_sin, key_cos, key_sin, slots,
     keys, values, key_scales, value_scales, q_anchor, q_ring,
     q_token, q_head, k_token, k_head, v_token, v_head, eps,

@@ -17,10 +17,8 @@ _PAIRS = 2048
 of the thinker, 8 KB read and written; 16 programs on an SM keep 128 KB in flight, and 4.3 TB/s for 0.7 us need 23."""
 
 
-@triton.jit(do_not_specialize=["by_positions"])  # type: ignore[untyped-decorator]
-def _angles(  # type: ignore[no-untyped-def]  # Triton's own types
-    table, by_positions, LOG2_THETA: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr
-):
+@triton.jit(do_not_specialize=["by_positions"])
+def _angles(table, by_positions, LOG2_THETA: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
     pair = tl.arange(0, BLOCK_HALF)
     frequency = tl.exp2(pair.to(tl.float64) * tl.full((), -LOG2_THETA / HALF, tl.float64))
     angle = by_positions.to(tl.float64) * frequency
@@ -28,10 +26,8 @@ def _angles(  # type: ignore[no-untyped-def]  # Triton's own types
     tl.store(table + HALF + pair, tl.sin(angle).to(tl.float32), mask=pair < HALF)
 
 
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["slots"]
-)
-def _rotate(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - as above
+@triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["slots"])
+def _rotate(  # noqa: PLR0913 - as above
     keys, slots, table, num_slots, layer_stride,
     HKV: tl.constexpr, D: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip

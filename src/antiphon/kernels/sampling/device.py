@@ -14,7 +14,7 @@ _MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
-def mix(x):  # type: ignore[no-untyped-def]  # Triton's own types
+def mix(x):
     """The finaliser of SplitMix64. x: uint64."""
     x = x + _GOLDEN_GAMMA
     x = (x ^ (x >> 30)) * _MIX_1
@@ -23,26 +23,26 @@ def mix(x):  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def unit(bits):  # type: ignore[no-untyped-def]
+def unit(bits):
     """The uniform number of uint64 bits, float32."""
     return ((bits >> 41).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
 
 
 @triton.jit
-def noise(state, ids):  # type: ignore[no-untyped-def]
+def noise(state, ids):
     """Gumbel noise of some ids, float32. state: uint64, the mixed seed and counter."""
     return -tl.log(-tl.log(unit(mix(state + (ids + 1).to(tl.uint64) * _GOLDEN_GAMMA))))
 
 
 @triton.jit
-def key_of(scores):  # type: ignore[no-untyped-def]
+def key_of(scores):
     """uint32 in the order of float32; both zeros are one, as they are to a sort."""
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def read(scores, groups, at, num, temperature, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def read(scores, groups, at, num, temperature, GROUP: tl.constexpr):
     """Entries `at` of a list of `num` scores, cooled: (score, its key, its id); behind the list -inf and key 0.
 
     GROUP: 0, the list is `scores` itself; or the list is the ids of these `groups` of so many, one after the other.
@@ -53,8 +53,8 @@ def read(scores, groups, at, num, temperature, GROUP: tl.constexpr):  # type: ig
     return cooled, tl.where(is_there, key_of(cooled), 0), ids
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def threshold(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton knows no dataclasses
+@triton.jit
+def threshold(  # noqa: PLR0913 - Triton knows no dataclasses
     scores, groups, num, temperature, top, floor, wanted,
     IS_MASS: tl.constexpr, IS_STRICT: tl.constexpr, GROUP: tl.constexpr, NUM_DIGITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip

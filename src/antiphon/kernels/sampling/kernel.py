@@ -39,8 +39,8 @@ _COLUMNS = [
 anew."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _ruled(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit
+def _ruled(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     scores, ids, repetition, length, scale, must_speak,
     IS_REPEATED: tl.constexpr, TURN_EOS: tl.constexpr, LISTEN: tl.constexpr, IS_CHAT: tl.constexpr,
 ):  # fmt: skip
@@ -58,10 +58,8 @@ def _ruled(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own type
     return scores
 
 
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_past"], do_not_specialize_on_alignment=_COLUMNS
-)
-def _rule(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above, and one algorithm
+@triton.jit(do_not_specialize=["num_past"], do_not_specialize_on_alignment=_COLUMNS)
+def _rule(  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     logits, forbidden, history, num_past, repetition, length, scale, must_speak,
     scores, maxima, numbers, places,
     V: tl.constexpr, TURN_EOS: tl.constexpr, LISTEN: tl.constexpr, IS_CHAT: tl.constexpr,
@@ -126,8 +124,8 @@ def _rule(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above,
         tl.store(places + 2 * NUM_PIECES, tl.sum(tl.sum((score > listen).to(tl.int32), 1), 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
-def _draw(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+def _draw(  # noqa: PLR0913, PLR0915 - as above
     logits, scores, maxima, numbers, places, groups,
     must_speak, listen_top_k, is_greedy, temperature, top_k, top_p, seeds, counters, ids_out, is_recorded_out,
     V: tl.constexpr, CHUNK_EOS: tl.constexpr, LISTEN: tl.constexpr, IS_CHAT: tl.constexpr,
@@ -216,10 +214,8 @@ def _draw(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above
     tl.store(ids_out + row, chosen.to(tl.int64))
 
 
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_past"], do_not_specialize_on_alignment=_COLUMNS
-)
-def _speak(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above
+@triton.jit(do_not_specialize=["num_past"], do_not_specialize_on_alignment=_COLUMNS)
+def _speak(  # noqa: PLR0913, PLR0915 - as above
     logits, scores, history, num_past, repetition, temperature, is_masked, is_greedy, seeds, counters,
     is_cut, top_p, top_k, ids_out,
     C: tl.constexpr, HAS_CUTS: tl.constexpr, MIN_CHOICES: tl.constexpr,

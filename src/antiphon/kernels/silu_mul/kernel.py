@@ -14,8 +14,8 @@ _COLUMNS = 1024
 """Of a program of four warps: 16 bytes a thread and load in bfloat16. A token of the thinker is 12 programs."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _activate(gate_up, out, row_stride, F: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _activate(gate_up, out, row_stride, F: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = column < F

@@ -13,8 +13,8 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["num_channels"])  # type: ignore[untyped-decorator]
-def _snake(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit(do_not_specialize=["num_channels"])
+def _snake(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     x, alpha, lengths, out, num_channels, n, eps, HAS_LENGTHS: tl.constexpr, BLOCK: tl.constexpr
 ):
     channel = tl.program_id(0)

@@ -20,10 +20,8 @@ _TOKENS = 4
 
 # The columns of a step are rows of one uploaded tensor: their alignment changes with the number of tokens, and must not
 # compile anew.
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["anchor", "ring", "key"]
-)
-def _turn(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["anchor", "ring", "key"])
+def _turn(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     anchor, ring, key, table, num_tokens,
     LOG2_THETA: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip

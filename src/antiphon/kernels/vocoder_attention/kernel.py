@@ -47,8 +47,8 @@ def tiles(dtype: torch.dtype, products: Products, num_queries: int, num_batch_he
     return Tiles(_MIN_DOT if is_small else 32, num_keys, 4, 3)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _take(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
+@triton.jit
+def _take(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     q, keys, values, bias, is_there, scale, top, total, out, PRODUCTS: tl.constexpr
 ):
     """One block of keys into the running softmax. q: [Q, D], keys, values: [K, D], bias: [Q, K], is_there: [K]."""
@@ -61,8 +61,8 @@ def _take(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - Triton's own types
     return new_top, total * shrink + tl.sum(weights, 1), out
 
 
-@triton.jit(do_not_specialize=["layer", "num_entries", "num_listed", "num_rows", "T"])  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915 - as above, and one algorithm
+@triton.jit(do_not_specialize=["layer", "num_entries", "num_listed", "num_rows", "T"])
+def _attend(  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     q, k, v, by_distance, out, arena_keys, arena_values, listed, nums, table, lengths,
     layer, num_entries, num_listed, num_rows, T, scale, q_batch, q_time, k_batch, k_time, v_batch, v_time,
     G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HAS_DISTANCE: tl.constexpr,
