@@ -115,8 +115,7 @@ class StepLayout:
     the offset of its first token in the first of them, how many tokens it has.
     blocks: [B] int32.
     tiles: how tokens and keys are shared out in the attention, small tiles and large ones.
-    token_parts: [N, 4] int32, where the parts of a token's tile leave what they found (`Tiling.tell_tokens`); [0, 4]
-    where no tile is cut.
+    token_parts: [N, 4] int32, where the parts of a token's tile leave what they found (`Tiling.tell_tokens`).
     max_keys: no row has more.
     """
 

@@ -70,11 +70,6 @@ class StepShape:
         return num_small, num_large
 
     @property
-    def num_cut_tokens(self) -> int:
-        """Whose tiles may have several parts."""
-        return self.num_tokens if self.tiling.num_parts else 0
-
-    @property
     def num_bytes(self) -> int:
         return self.num_head_bytes + self.num_block_bytes
 
@@ -95,7 +90,7 @@ class StepShape:
             _INT64_BYTES * _NUM_COLUMNS * self.num_tokens,
             _INT32_BYTES * 4 * self.num_rows,
             _INT32_BYTES * 3 * MAX_SEGMENTS * self.num_rows,
-            _INT32_BYTES * TOKEN_NUMBERS * self.num_cut_tokens,
+            _INT32_BYTES * TOKEN_NUMBERS * self.num_tokens,
             *(_INT32_BYTES * PART_NUMBERS * number for number in self.num_parts),
         )
         return (*sizes, -sum(sizes) % _INT64_BYTES)

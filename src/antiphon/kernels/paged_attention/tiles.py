@@ -47,8 +47,8 @@ class Tiling:
     """How the steps of a decoder are shared out.
 
     num_group_heads: query heads per key head. has_large: rows of many tokens go into large tiles, else all into small
-    ones. num_parts: that the tiles of a kind shall have at least, together; 0 if none is ever cut. parts_per_tile: the
-    same where there are many. least_keys: a part of fewer costs more than it saves.
+    ones. num_parts: that the tiles of a kind shall have at least, together. parts_per_tile: the same where there are
+    many. least_keys: a part of fewer costs more than it saves.
     """
 
     num_group_heads: int
@@ -59,11 +59,7 @@ class Tiling:
 
     @staticmethod
     def of(num_heads: int, num_kv_heads: int, head_dim: int, *, is_float8: bool) -> Tiling:
-        """is_float8: of keys and values. Found by trying (docs/numbers.md).
-
-        Programs that turn float8 into float16 take turns at it, and want to be many; and they read keys as fast for few
-        queries as for many.
-        """
+        """is_float8: of keys and values. Found by trying on an H200, as all that is here."""
         group_size, num_parts = num_heads // num_kv_heads, _RESIDENT_PROGRAMS // num_kv_heads
         if is_float8:
             return Tiling(group_size, False, 2 * num_parts, 3, 128)
@@ -74,18 +70,13 @@ class Tiling:
 
     def most_parts(self, num_tiles: int) -> int:
         """Of so many tiles of a kind, or fewer."""
-        if not self.num_parts or not num_tiles:
-            return num_tiles
-        return max(self.num_parts, self.parts_per_tile * num_tiles) + num_tiles
+        return num_tiles and max(self.num_parts, self.parts_per_tile * num_tiles) + num_tiles
 
     def parts_of(self, tiles: Numbers) -> Numbers:
         """tiles: [T, 5], the first numbers of `Tiles`. Returns: [P, 7], P at most `most_parts`."""
         numbers = np.zeros((len(tiles), PART_NUMBERS), np.int32)
         numbers[:, :TILE_NUMBERS] = tiles
         num_keys, nums = tiles[:, 3], numbers[:, TILE_NUMBERS + 1]
-        if not self.num_parts:
-            nums[:] = 1
-            return numbers
         # Equally long ones, as near as whole parts come to it, so that programs end together.
         wanted = max(self.num_parts, self.parts_per_tile * len(tiles))
         length = max(self.least_keys, -(-int(num_keys.sum()) // wanted))
