@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.draw_history.contract import NewDraws, Remembered
 
 
@@ -26,8 +27,10 @@ def _newest(places, step, last, is_recorded, num_recorded):
 
 @triton.jit
 def _look(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
-    places, last, is_recorded, num_recorded, ring, history, newest, step, W: tl.constexpr, BLOCK_W: tl.constexpr
-):
+    places, last, is_recorded, num_recorded, ring, history, newest, step,
+    W: tl.constexpr, BLOCK_W: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     draw = tl.program_id(0)
     slot, window, newest_id, is_new, num_before = _newest(places, step, last, is_recorded, num_recorded)
     place = tl.arange(0, BLOCK_W)
@@ -41,8 +44,10 @@ def _look(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
 
 @triton.jit
 def _record(  # noqa: PLR0913 - as above
-    places, last, fed, is_recorded, num_recorded, ring, ids, are_recorded, ids_fed, step, W: tl.constexpr
-):
+    places, last, fed, is_recorded, num_recorded, ring, ids, are_recorded, ids_fed, step,
+    W: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     draw = tl.program_id(0)
     slot, window, newest_id, is_new, num_before = _newest(places, step, last, is_recorded, num_recorded)
     tl.store(ring + slot * W + num_before % window, newest_id, mask=is_new)
@@ -60,7 +65,7 @@ def draw_history(remembered: Remembered, places: Tensor) -> tuple[Tensor, Tensor
     if R:
         _look[(R,)](
             places, remembered.last, remembered.is_recorded, remembered.num_recorded, remembered.ring, history, newest,
-            places.stride(0), W=W, BLOCK_W=triton.next_power_of_2(W), num_warps=1,
+            places.stride(0), W=W, BLOCK_W=triton.next_power_of_2(W), num_warps=1, **dependent(places),
         )  # fmt: skip
     return history, newest
 
@@ -71,4 +76,5 @@ def record_draws(remembered: Remembered, places: Tensor, drawn: NewDraws) -> Non
         _record[(places.shape[1],)](
             places, remembered.last, remembered.fed, remembered.is_recorded, remembered.num_recorded, remembered.ring,
             drawn.ids, drawn.is_recorded, drawn.fed, places.stride(0), W=remembered.ring.shape[1], num_warps=1,
+            **dependent(places),
         )  # fmt: skip

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.vocoder_attention.contract import Sink
 
@@ -28,7 +29,9 @@ def _store(  # noqa: PLR0913 - as above
     qkv, q_weight, q_bias, k_weight, k_bias, keys, values, places, layer, num_entries, T, eps,
     G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HAS_NORMS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     token = tl.program_id(0)
     batch, t = token // T, token % T
     row, guidance = batch // G, batch % G
@@ -71,4 +74,5 @@ def _launch(qkv: Tensor, vectors: tuple[Tensor, ...], eps: float, layer: int, si
             qkv, *vectors, entries.keys, entries.values, sink.places, layer, entries.keys.shape[1], T, eps,
             G=entries.keys.shape[2], H=H, D=D, HAS_NORMS=has_norms,
             BLOCK_H=triton.next_power_of_2(H), BLOCK_D=triton.next_power_of_2(D),
+            **dependent(qkv),
         )  # fmt: skip

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update
 
 
@@ -51,7 +52,9 @@ def _spread(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
 def _modulate(  # noqa: PLR0913 - as above
     x, y, gate, shift, scale, out, tails, sources, places, lengths, T, index, num_convs, eps,
     HAS_UPDATE: tl.constexpr, HAS_WINDOWS: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     frame = tl.program_id(0)
     c = tl.arange(0, BLOCK_C)
     is_c = c < C
@@ -77,7 +80,9 @@ def _modulate(  # noqa: PLR0913 - as above
 def _mish(  # noqa: PLR0913 - as above
     y, weight, bias, out, tails, sources, places, lengths, T, index, num_convs, eps,
     G: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     frame = tl.program_id(0)
     c = tl.arange(0, BLOCK_C)
     is_c = c < C
@@ -106,6 +111,7 @@ def modulated(
         _modulate[(B * T,)](
             x, y, gate, shift, scale, out, x, x, x, x, T, 0, 0, eps,
             HAS_UPDATE=update is not None, HAS_WINDOWS=False, G=1, C=C, BLOCK_C=triton.next_power_of_2(C),
+            **dependent(x),
         )  # fmt: skip
     return out
 
@@ -130,7 +136,7 @@ def modulated_windows(  # noqa: PLR0913 - as the operator
             x, y, gate, shift, scale, out, tails.arena, tails.sources, tails.places, tails.lengths,
             T, index, tails.arena.shape[1], eps,
             HAS_UPDATE=update is not None, HAS_WINDOWS=True, G=tails.arena.shape[2], C=C,
-            BLOCK_C=triton.next_power_of_2(C),
+            BLOCK_C=triton.next_power_of_2(C), **dependent(x),
         )  # fmt: skip
     return out
 
@@ -143,6 +149,6 @@ def mish_windows(y: Tensor, weight: Tensor, bias: Tensor, tails: ConvTails, inde
         _mish[(B * T,)](
             y, weight, bias, out, tails.arena, tails.sources, tails.places, tails.lengths,
             T, index, tails.arena.shape[1], eps,
-            G=tails.arena.shape[2], C=C, BLOCK_C=triton.next_power_of_2(C),
+            G=tails.arena.shape[2], C=C, BLOCK_C=triton.next_power_of_2(C), **dependent(y),
         )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.history_attention.contract import Histories
 
 _MIN_DOT = 16
@@ -43,7 +44,9 @@ def _attend(  # noqa: PLR0913 - as above
     q, k, v, out, origin, offsets, lengths, layer, T, scale, q_batch, q_time, k_batch, k_time, v_batch, v_time,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr,
     ALIGNED: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     batch, head = tl.program_id(0) // H, tl.program_id(0) % H
     length = tl.load(lengths + batch)
     if length < 0:
@@ -107,6 +110,6 @@ def history_attention(q: Tensor, k: Tensor, v: Tensor, histories: Histories, lay
         KIND=_KINDS[q.dtype] if q.is_cuda else tl.float32,
         ALIGNED=math.gcd(D, _MAX_ALIGNED), BLOCK_Q=num_queries, BLOCK_K=_BLOCK_K,
         BLOCK_D=max(_MIN_DOT, triton.next_power_of_2(D)),
-        num_warps=4, num_stages=2 if is_half else 1,
+        num_warps=4, num_stages=2 if is_half else 1, **dependent(q),
     )  # fmt: skip
     return out

@@ -10,12 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
+
 
 @triton.jit(do_not_specialize=["max_keys"])
 def _fill(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     blocks, segments, spans, out, max_keys,
     NUM_SEGMENTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     row = tl.program_id(1)
     index = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     num_keys = tl.load(spans + 4 * row + 2)
@@ -42,6 +46,6 @@ def key_slots(blocks: Tensor, segments: Tensor, spans: Tensor, block_size: int, 
     if num_rows and max_keys:
         _fill[(triton.cdiv(max_keys, _LIST_BLOCK), num_rows)](
             blocks, segments, spans, out, max_keys,
-            NUM_SEGMENTS=num_segments, BLOCK_SIZE=block_size, BLOCK_K=_LIST_BLOCK,
+            NUM_SEGMENTS=num_segments, BLOCK_SIZE=block_size, BLOCK_K=_LIST_BLOCK, **dependent(blocks),
         )  # fmt: skip
     return out

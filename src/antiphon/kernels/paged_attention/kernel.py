@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.kv_cache import LayerCache, StepLayout
 from antiphon.kernels.paged_attention.tiles import (
     MAX_PARTS,
@@ -103,7 +104,9 @@ def _attend(  # noqa: PLR0912, PLR0913, PLR0915 - as above; one algorithm
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
     PART_NUMBERS: tl.constexpr, HAS_SCALES: tl.constexpr, IN_PAIRS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     VALUE_UNIT: tl.constexpr, HEADS_FIRST: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     if HEADS_FIRST:
         head, own = tl.program_id(0), tl.program_id(1)
     else:
@@ -186,8 +189,10 @@ def _add_up(  # noqa: PLR0913 - as above
     sums, tops, tokens, out, first_large_place, num_places,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr,
     MAX_PARTS: tl.constexpr, BLOCK_D: tl.constexpr, TOKEN_NUMBERS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One query head of one token: its tile's parts, in order."""
+    await_previous(IS_DEPENDENT)
     token, head = tl.program_id(0), tl.program_id(1)
     num_parts = tl.load(tokens + TOKEN_NUMBERS * token + 1)
     if num_parts < 2:
@@ -229,12 +234,14 @@ def paged_attention(q_anchor: Tensor, q_ring: Tensor, cache: LayerCache, step: S
                 PRECISION=launch.precision, PART_NUMBERS=PART_NUMBERS,
                 HAS_SCALES=cache.scales is not None, IN_PAIRS=launch.in_pairs, BLOCK_SIZE=cache.keys.shape[1],
                 VALUE_UNIT=_VALUE_UNIT, HEADS_FIRST=launch.heads_first, num_warps=launch.num_warps, num_stages=2,
+                **dependent(q_anchor),
             )  # fmt: skip
     if N:
         _add_up[(N, H)](
             sums, tops, step.token_parts, out, places.firsts[1], places.num,
             H=H, HKV=HKV, D=D, SMALL=QUERIES_PER_TILE[TileKind.SMALL], LARGE=QUERIES_PER_TILE[TileKind.LARGE],
             MAX_PARTS=MAX_PARTS, BLOCK_D=triton.next_power_of_2(D), TOKEN_NUMBERS=TOKEN_NUMBERS,
+            **dependent(out),
         )  # fmt: skip
     return out
 

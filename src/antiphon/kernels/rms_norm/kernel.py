@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
+
 _COLUMNS_PER_WARP = 256
 """16 bytes a thread and load in bfloat16. A step of one token has one program: as many loads as it can are in flight at
 once, since it waits for memory only."""
@@ -20,7 +22,9 @@ _MAX_WARPS = 16
 def _norm(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     x, added, weight, total, out, x_row, added_row, eps,
     D: tl.constexpr, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     is_d = d < D
@@ -57,6 +61,7 @@ def _launch(x: Tensor, added: Tensor, weight: Tensor, eps: float, *, has_added: 
         _norm[(rows.shape[0],)](
             rows, added_rows, weight, total, out, rows.stride(0), added_rows.stride(0), eps,
             D=D, HAS_ADDED=has_added, BLOCK=block, num_warps=min(max(block // _COLUMNS_PER_WARP, 1), _MAX_WARPS),
+            **dependent(x),
         )  # fmt: skip
     return total, out
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.kv_cache import LayerCache
 from antiphon.kernels.rotary_store.contract import LARGEST, SMALLEST_SCALE, HeadNorm, StepRotations
 
@@ -80,7 +81,9 @@ def _store(  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
     HAS_SCALES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     HALF: tl.constexpr = D // 2
     NUM_Q: tl.constexpr = (H + BLOCK_HEADS - 1) // BLOCK_HEADS
     NUM_KV: tl.constexpr = (HKV + BLOCK_HEADS - 1) // BLOCK_HEADS
@@ -156,6 +159,6 @@ def rotary_store(
         H=H, HKV=HKV, D=D, HAS_NORM=norm is not None,
         BLOCK_HEADS=block_heads, BLOCK_HALF=block_half,
         HAS_SCALES=cache.scales is not None, BLOCK_SIZE=cache.keys.shape[1], LARGEST=LARGEST, SMALLEST=SMALLEST_SCALE,
-        num_warps=1,
+        num_warps=1, **dependent(q),
     )  # fmt: skip
     return q_anchor, q_ring

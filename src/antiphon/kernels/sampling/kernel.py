@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.sampling.contract import ChatRules, CodecRules, TextChoice, TextRules
 from antiphon.kernels.sampling.device import key_of, mix, noise, read, threshold, unit
 from antiphon.kernels.sampling.reference import MIN_KEPT
@@ -64,7 +65,9 @@ def _rule(  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     scores, maxima, numbers, places,
     V: tl.constexpr, TURN_EOS: tl.constexpr, LISTEN: tl.constexpr, IS_CHAT: tl.constexpr,
     NUM_PIECES: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, NUM_PAST: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     first = piece * PIECE
@@ -130,7 +133,9 @@ def _draw(  # noqa: PLR0913, PLR0915 - as above
     must_speak, listen_top_k, is_greedy, temperature, top_k, top_p, seeds, counters, ids_out, is_recorded_out,
     V: tl.constexpr, CHUNK_EOS: tl.constexpr, LISTEN: tl.constexpr, IS_CHAT: tl.constexpr,
     NUM_PIECES: tl.constexpr, BLOCK_PIECES: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     NUM_GROUPS: tl.constexpr = NUM_PIECES * PIECE // GROUP
     row = tl.program_id(0).to(tl.int64)
     scores += row * NUM_PIECES * PIECE
@@ -220,7 +225,9 @@ def _speak(  # noqa: PLR0913, PLR0915 - as above
     is_cut, top_p, top_k, ids_out,
     C: tl.constexpr, HAS_CUTS: tl.constexpr, MIN_CHOICES: tl.constexpr,
     BLOCK: tl.constexpr, NUM_PAST: tl.constexpr, TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     logits += row * C
     scores += row * C
@@ -338,6 +345,7 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
             work.scores, work.maxima, work.numbers, work.places,
             V=V, TURN_EOS=rules.turn_eos, LISTEN=rules.listen, IS_CHAT=False,
             NUM_PIECES=sizes.num_pieces, PIECE=sizes.piece, GROUP=_GROUP, NUM_PAST=_NUM_PAST, num_warps=4,
+            **dependent(logits),
         )  # fmt: skip
         _draw[(num_rows,)](
             logits, work.scores, work.maxima, work.numbers, work.places, work.groups,
@@ -345,7 +353,7 @@ def sample_text(logits: Tensor, rules: TextRules) -> TextChoice:
             rules.temperature, rules.top_k, rules.top_p, rules.seeds, rules.counters, ids, is_recorded,
             V=V, CHUNK_EOS=rules.chunk_eos, LISTEN=rules.listen, IS_CHAT=False,
             NUM_PIECES=sizes.num_pieces, BLOCK_PIECES=triton.next_power_of_2(sizes.num_pieces), PIECE=sizes.piece,
-            GROUP=_GROUP, TILE=sizes.tile, num_warps=16,
+            GROUP=_GROUP, TILE=sizes.tile, num_warps=16, **dependent(logits),
         )  # fmt: skip
     return TextChoice(ids, is_recorded.view(torch.bool))
 
@@ -366,6 +374,7 @@ def sample_chat(logits: Tensor, rules: ChatRules) -> Tensor:
             work.scores, work.maxima, work.numbers, work.places,
             V=V, TURN_EOS=-1, LISTEN=-1, IS_CHAT=True,
             NUM_PIECES=sizes.num_pieces, PIECE=sizes.piece, GROUP=_GROUP, NUM_PAST=_NUM_PAST, num_warps=4,
+            **dependent(logits),
         )  # fmt: skip
         _draw[(num_rows,)](
             logits, work.scores, work.maxima, work.numbers, work.places, work.groups,
@@ -373,7 +382,7 @@ def sample_chat(logits: Tensor, rules: ChatRules) -> Tensor:
             rules.temperature, rules.top_k, rules.top_p, rules.seeds, rules.counters, ids, ids,
             V=V, CHUNK_EOS=-1, LISTEN=-1, IS_CHAT=True,
             NUM_PIECES=sizes.num_pieces, BLOCK_PIECES=triton.next_power_of_2(sizes.num_pieces), PIECE=sizes.piece,
-            GROUP=_GROUP, TILE=sizes.tile, num_warps=16,
+            GROUP=_GROUP, TILE=sizes.tile, num_warps=16, **dependent(logits),
         )  # fmt: skip
     return ids
 
@@ -394,6 +403,6 @@ def sample_codec(logits: Tensor, rules: CodecRules) -> Tensor:
             cut.is_cut.view(torch.uint8) if cut else is_greedy,
             cut.top_p if cut else rules.temperature, cut.top_k if cut else rules.seeds, ids,
             C=C, HAS_CUTS=cut is not None, MIN_CHOICES=MIN_KEPT,
-            BLOCK=block, NUM_PAST=_NUM_PAST_SPEECH, TILE=min(_TILE, block), num_warps=16,
+            BLOCK=block, NUM_PAST=_NUM_PAST_SPEECH, TILE=min(_TILE, block), num_warps=16, **dependent(logits),
         )  # fmt: skip
     return ids

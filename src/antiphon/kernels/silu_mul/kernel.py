@@ -10,12 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
+
 _COLUMNS = 1024
 """Of a program of four warps: 16 bytes a thread and load in bfloat16. A token of the thinker is 12 programs."""
 
 
 @triton.jit
-def _activate(gate_up, out, row_stride, F: tl.constexpr, BLOCK: tl.constexpr):
+def _activate(gate_up, out, row_stride, F: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
+    await_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = column < F
@@ -31,6 +34,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty((num_rows, F), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         _activate[(num_rows, triton.cdiv(F, _COLUMNS))](
-            gate_up, out, gate_up.stride(0), F=F, BLOCK=_COLUMNS, num_warps=4
+            gate_up, out, gate_up.stride(0), F=F, BLOCK=_COLUMNS, num_warps=4, **dependent(gate_up)
         )
     return out

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.rotation import Rotation
 
 _TOKENS = 4
@@ -24,7 +25,9 @@ _TOKENS = 4
 def _turn(  # noqa: PLR0913 - Triton's own types; it knows no dataclasses
     anchor, ring, key, table, num_tokens,
     LOG2_THETA: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     column = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
@@ -54,7 +57,7 @@ def step_rotations(
         _turn[(triton.cdiv(num_tokens, _TOKENS), 3)](
             anchor.contiguous(), ring.contiguous(), key.contiguous(), table, num_tokens,
             LOG2_THETA=math.log2(theta), HALF=half, TOKENS=_TOKENS, BLOCK_HALF=triton.next_power_of_2(half),
-            num_warps=4,
+            num_warps=4, **dependent(anchor),
         )  # fmt: skip
     (a, b), (c, d), (e, f) = table
     return Rotation(a, b), Rotation(c, d), Rotation(e, f)

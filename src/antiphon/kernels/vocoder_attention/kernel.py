@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.kernels.dependent_launch import await_previous, dependent
 from antiphon.kernels.vocoder_attention.contract import Products, Reading
 
 _MIN_DOT = 16
@@ -68,7 +69,9 @@ def _attend(  # noqa: PLR0913, PLR0915 - as above, and one algorithm
     G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HAS_DISTANCE: tl.constexpr,
     PRODUCTS: tl.constexpr, KIND: tl.constexpr,
     ALIGNED: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    await_previous(IS_DEPENDENT)
     batch_head = tl.program_id(0)
     batch, head = batch_head // H, batch_head % H
     row, guidance = batch // G, batch % G
@@ -162,6 +165,6 @@ def vocoder_attention(  # noqa: PLR0913 - as the operator
         KIND=_KINDS[q.dtype] if q.is_cuda else tl.float32,
         ALIGNED=math.gcd(D, _MAX_ALIGNED), BLOCK_Q=tile.num_queries, BLOCK_K=tile.num_keys,
         BLOCK_D=max(_MIN_DOT, triton.next_power_of_2(D)),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(q),
     )  # fmt: skip
     return out
