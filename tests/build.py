@@ -19,6 +19,7 @@ from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Call, Engine
 from antiphon.errors import AntiphonError, ResourceExhausted
+from antiphon.kernels.beside import Beside
 from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.checkpoint import open_checkpoint
 from antiphon.models.minicpmo.flow import NUM_FLOW_STEPS
@@ -106,7 +107,7 @@ def second(seed: int) -> UnitInput:
 
 
 def senses(model: Model, tokenizer: TextTokenizer) -> Senses:
-    return Senses(model.thinker, tokenizer.special, model.audio, model.vision)
+    return Senses(model.thinker, tokenizer.special, model.audio, model.vision, Beside(CPU, 0))
 
 
 def speech_arena(model: Model) -> SpeechArena:

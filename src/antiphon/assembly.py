@@ -24,6 +24,7 @@ from antiphon.core.cache_dtype import check_slide
 from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.core.messages import CodecChunk, GoOn, Handoff, HeardUnit, Retain, Spoken
 from antiphon.core.sampling import Draws
+from antiphon.kernels.beside import Beside
 from antiphon.models.minicpmo.captured import GraphRecorder
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.flow import LONGEST_CHUNK_TOKENS, NUM_FLOW_STEPS
@@ -101,7 +102,8 @@ class ThinkerBuilder:
         check_slide(self.session.slide, self.config.kv_dtype)
         config, session, tokenizer = self.config, self.session, self.source.tokenizer()
         model = _load(self.source, Section.THINKER, self.device, config)
-        senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision)
+        beside = Beside(self.device, Precedence.FIRST.value)
+        senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision, beside)
         num_input_tokens = senses.num_input_tokens(session.max_pictures, session.max_slices, session.max_text_tokens)
         max_unit_tokens = num_input_tokens + session.duplex.max_output_tokens
         check_window(session.window, max_unit_tokens, model.config.thinker.max_position_tokens)
@@ -111,15 +113,18 @@ class ThinkerBuilder:
         limits = PromptLimits(config.max_prompt_tokens, config.shares_prompts, config.max_stored_prompt_bytes)
         decider = Decider(model.thinker, tokenizer, cache)
         recorders = _recorders(self.device, self.precedence)
+        max_tokens = model.config.thinker.max_position_tokens
         for recorder in recorders:
-            max_tokens = model.config.thinker.max_position_tokens
             _record("the thinker's steps", decider.decoder.capture(config.max_calls, max_tokens, recorder))
             _record("the thinker's draws", decider.chooser.capture(config.max_calls, recorder))
+        # They run beside the steps, so that the memory of what is recorded is their own.
+        of_senses = _recorders(self.device, Precedence.FIRST)
+        for recorder in of_senses:
             _record("the ears", senses.capture(recorded_numbers(config.max_calls), recorder))
             if session.max_pictures:
                 _record("the eyes", senses.capture_eyes(EYES_SIZES, recorder))
         stage = ThinkerStage(senses, decider, tokenizer, limits)
-        return StageLoop(stage, Interruption.KEEPS_WORK, partial(_forget, recorders))
+        return StageLoop(stage, Interruption.KEEPS_WORK, partial(_forget, (*recorders, *of_senses)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,10 @@ from antiphon.models.minicpmo.tokens import PREVIOUS_MARKER, TextTokenizer, load
 from antiphon.stages.loop import Ready
 from antiphon.stages.paged import CacheConfig, PagedDecoder
 from antiphon.stages.thinker.decider import Decider
-from antiphon.stages.thinker.senses import Senses
 from antiphon.stages.thinker.stage import PromptLimits, PromptSource, ThinkerStage, ThinkerState
 from antiphon.stages.thinker.state import PromptReady, ThinkerSession, UnitInput, UnitOutcome
 from antiphon.units import UNIT_SAMPLES
-from build import GOLDEN_CHECKPOINT, model
+from build import GOLDEN_CHECKPOINT, model, senses
 from core.brute_force import snapshot
 
 MAX_PROMPT_TOKENS = 300
@@ -69,9 +68,9 @@ class Thinker:
     @staticmethod
     def of(model: Model, tokenizer: TextTokenizer, *, num_blocks: int = 60) -> Thinker:
         decider = Decider(model.thinker, tokenizer, CacheConfig(num_blocks))
-        senses = Senses(model.thinker, tokenizer.special, model.audio, model.vision)
+        ears = senses(model, tokenizer)
         limits = PromptLimits(MAX_PROMPT_TOKENS, is_shared=True, max_stored_bytes=0)
-        return Thinker(ThinkerStage(senses, decider, tokenizer, limits), decider.decoder)
+        return Thinker(ThinkerStage(ears, decider, tokenizer, limits), decider.decoder)
 
     def open(self, session: ThinkerSession) -> ThinkerState:
         """A session whose prompt is in the cache. Raises: why it cannot be."""

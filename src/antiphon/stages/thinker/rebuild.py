@@ -15,7 +15,7 @@ from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.stages.draw_table import DrawPlace, DrawTable, Newest
 from antiphon.stages.thinker.decider import DeciderState, DeciderSteps
 from antiphon.stages.thinker.memory import RetainedUnit
-from antiphon.stages.thinker.senses import SensesState
+from antiphon.stages.thinker.senses import Senses, SensesState
 from antiphon.stages.thinker.state import PromptDone, ThinkerSession
 
 
@@ -86,9 +86,10 @@ class Retained:
         return replace(self, session=session, progress=progress)
 
 
-def retain(senses: SensesState, mind: DeciderState, table: DrawTable) -> Retained:
+def retain(senses: Senses, heard: SensesState, mind: DeciderState, table: DrawTable) -> Retained:
     """Take a session along, its draws from the table; it stays as it is. Raises: InputError if it keeps no inputs."""
     context = mind.memory.context
+    stream, hearing = senses.recall(heard)
     return Retained(
         session=mind.session,
         num_prompt_tokens=context.num_anchor_tokens - len(context.previous),
@@ -106,12 +107,14 @@ def retain(senses: SensesState, mind: DeciderState, table: DrawTable) -> Retaine
             num_handoffs=mind.num_handoffs,
             num_draws=mind.num_draws,
         ),
-        stream=senses.stream.fork(),
-        hearing=senses.hearing.history(),
+        stream=stream,
+        hearing=hearing,
     )
 
 
-def resume(senses: SensesState, mind: DeciderState, table: DrawTable, retained: Retained) -> DeciderSteps:
+def resume(
+    senses: Senses, heard: SensesState, mind: DeciderState, table: DrawTable, retained: Retained
+) -> DeciderSteps:
     """Make a session that has just been opened, with its prompt, the retained one."""
     yield from mind.memory.refill(retained.previous, retained.units)
     progress = retained.progress
@@ -121,6 +124,5 @@ def resume(senses: SensesState, mind: DeciderState, table: DrawTable, retained: 
     mind.is_turn_open, mind.is_speaking = progress.is_turn_open, progress.is_speaking
     mind.is_interrupted, mind.epoch, mind.turn = progress.is_interrupted, progress.epoch, progress.turn
     mind.num_units, mind.num_handoffs, mind.num_draws = progress.num_units, progress.num_handoffs, progress.num_draws
-    senses.stream = retained.stream.fork()
-    senses.hearing.restore(retained.hearing)
+    senses.restore(heard, retained.stream, retained.hearing)
     return PromptDone(mind.memory.context.num_tokens)

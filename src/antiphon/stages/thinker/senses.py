@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from antiphon.errors import AntiphonError, AudioError, InputError, as_ours
+from antiphon.kernels.beside import Beside
 from antiphon.models.minicpmo.audio_encoder import CHUNK_POSITIONS, AudioEncoder
 from antiphon.models.minicpmo.audio_features import MelExtractor
-from antiphon.models.minicpmo.audio_history import AudioEncoderState
+from antiphon.models.minicpmo.audio_history import AudioEncoderState, AudioHistory
 from antiphon.models.minicpmo.audio_stream import MelChunk, MelStream
 from antiphon.models.minicpmo.captured import NumRuns, Recorder
 from antiphon.models.minicpmo.config import AudioConfig, VisionConfig
@@ -59,12 +60,19 @@ class Senses:
     """The encoders that all sessions share."""
 
     def __init__(
-        self, network: ThinkerNetwork, special: SpecialTokens, audio: AudioEncoder, vision: VisionEncoder
+        self,
+        network: ThinkerNetwork,
+        special: SpecialTokens,
+        audio: AudioEncoder,
+        vision: VisionEncoder,
+        beside: Beside,
     ) -> None:
+        """beside: where everything runs, so that steps go on meanwhile."""
         self._network = network
         self._special = special
         self._audio = audio
         self._vision = vision
+        self._beside = beside
         self._extractor = MelExtractor(audio.config.num_mel_bins)
 
     def capture(self, sizes: Sequence[int], recorder: Recorder) -> Iterator[int]:
@@ -81,7 +89,19 @@ class Senses:
         return self._audio.num_runs + self._vision.num_runs
 
     def open(self) -> SensesState:
-        return SensesState(MelStream(self._extractor), self._audio.new_state())
+        with self._beside.running():
+            return SensesState(MelStream(self._extractor), self._audio.new_state())
+
+    def recall(self, state: SensesState) -> tuple[MelStream, AudioHistory]:
+        """What a session has heard, to be restored elsewhere; it goes on unchanged."""
+        with self._beside.running():
+            return state.stream.fork(), state.hearing.history()
+
+    def restore(self, state: SensesState, stream: MelStream, hearing: AudioHistory) -> None:
+        """Make a session that has heard nothing go on from what another one recalled."""
+        with self._beside.running():
+            state.stream = stream.fork()
+            state.hearing.restore(hearing)
 
     def num_input_tokens(self, num_pictures: int, max_slices: int, num_text_tokens: int) -> int:
         return num_input_tokens(self._vision.config, self._audio.config, num_pictures, max_slices, num_text_tokens)
@@ -94,11 +114,16 @@ class Senses:
         """
         if not samples.numel():
             return self._embed(())
-        return self._audio.encode_reference(samples, self._extractor)
+        with self._beside.running():
+            embeds = self._audio.encode_reference(samples, self._extractor)
+        self._beside.hand_over([embeds])
+        return embeds
 
     def embed_item(self, item: PatchedImage) -> Tensor:
         """One item of a picture, without markers. Returns [Q, hidden]."""
-        (items,) = self._vision.encode([Picture(Grid(0, 0), (item,))])
+        with self._beside.running():
+            (items,) = self._vision.encode([Picture(Grid(0, 0), (item,))])
+        self._beside.hand_over([items])
         return items[0]
 
     def embed_units(self, rows: Sequence[UnitRow]) -> list[Tensor | AntiphonError]:
@@ -109,7 +134,10 @@ class Senses:
         """
         assert len({id(row.state) for row in rows}) == len(rows), f"a session stands twice in {len(rows)} rows"
         prepared = [self._prepare(row) for row in rows]
-        embeds = iter(self._encode_apart([one for one in prepared if isinstance(one, _Prepared)]))
+        with self._beside.running():
+            encoded = self._encode_apart([one for one in prepared if isinstance(one, _Prepared)])
+        self._beside.hand_over(embeds for embeds in encoded if isinstance(embeds, Tensor))
+        embeds = iter(encoded)
         return [next(embeds) if isinstance(one, _Prepared) else one for one in prepared]
 
     def _prepare(self, row: UnitRow) -> _Prepared | AntiphonError:

@@ -175,7 +175,7 @@ class ThinkerStage:
 
     def retain(self, state: ThinkerState) -> Retained:
         """A session between two units, to be gone on with elsewhere; it stays as it is."""
-        return retain(state.senses, state.mind, self._decider.chooser.table)
+        return retain(self._senses, state.senses, state.mind, self._decider.chooser.table)
 
     @property
     def is_idle(self) -> bool:
@@ -261,7 +261,8 @@ class ThinkerStage:
         """Compute the prompt, and after it what was retained."""
         done = yield from self._decider.prompt(state.mind, state.shared_embeds, state.prompt.private_ids)
         if isinstance(state.settings, Retained):
-            done = yield from resume(state.senses, state.mind, self._decider.chooser.table, state.settings)
+            table = self._decider.chooser.table
+            done = yield from resume(self._senses, state.senses, state.mind, table, state.settings)
         return done
 
     def _find_awaited(self, state: ThinkerState) -> bool:
