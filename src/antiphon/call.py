@@ -206,12 +206,14 @@ class CallRecord(Record):
 
     def speak(self, address: Address, spoken: Spoken[Tensor], now_s: float) -> None:
         """Queue sound for the listener, if it is still wanted, and tell it."""
-        second = self.unspoken.pop((address.epoch, address.seq), None)
+        second = self.unspoken.get((address.epoch, address.seq))
         if second is None:
             return
         times = second.times
         second.times = replace(times, code2wav_ms=times.code2wav_ms + second.lap_ms(now_s))
-        second.num_unspoken -= 1
+        if not spoken.goes_on:
+            del self.unspoken[address.epoch, address.seq]
+            second.num_unspoken -= 1
         at_s = (spoken.chunk.unit + 1) * UNIT_S
         start_samples = self.playback.place(at_s, spoken.samples.numel())
         speech = Speech(spoken.chunk, at_s, start_samples, spoken.samples)

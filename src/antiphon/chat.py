@@ -94,7 +94,7 @@ class ChatRecord(Record):
         return Errands(talker=talker, code2wav=(chunk,))
 
     def _voiced(self, spoken: Spoken[Tensor]) -> None:
-        self.num_unvoiced -= 1
+        self.num_unvoiced -= not spoken.goes_on
         num_samples, start_samples = spoken.samples.numel(), self.num_samples
         self.num_samples += num_samples
         chunk, start_s = spoken.chunk, start_samples / OUTPUT_RATE_HZ

@@ -61,10 +61,6 @@ class EchoStage:
         state.work, state.num_steps_left = work, work.num_steps
 
     @property
-    def rest_s(self) -> float:
-        return 0.0
-
-    @property
     def is_idle(self) -> bool:
         return all(state.work is None and state.num_steps_to_open < 0 for state in self.open_sessions.values())
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
@@ -146,7 +146,6 @@ class _Broken:
     """A loop with a bug that no fence inside it holds."""
 
     is_idle: bool = True
-    rest_s: float = 0.0
 
     def take(self, message: Told) -> None:
         raise AssertionError(f"a bug of ours, met with {message}")
@@ -156,44 +155,6 @@ class _Broken:
 
     def step(self) -> list[Said]:
         return []
-
-
-@dataclass(slots=True)
-class _Resting:
-    """A loop with one thing to do, which had better not be done before some messages have come."""
-
-    wanted: int
-    taken: list[Told] = field(default_factory=list)
-    is_idle: bool = False
-
-    @property
-    def rest_s(self) -> float:
-        return REST_S if len(self.taken) < self.wanted else 0.0
-
-    def take(self, message: Told) -> None:
-        self.taken.append(message)
-
-    def close(self) -> None:
-        pass
-
-    def step(self) -> list[Said]:
-        self.is_idle = True
-        return [Died(f"{len(self.taken)} messages had come")]
-
-
-REST_S = 1e-3
-
-
-@pytest.mark.parametrize(("wanted", "num_there"), [(2, 2), (3, 1), (0, 0)])
-def test_a_loop_rests_until_its_time_is_over_or_it_does_not_want_to(wanted: int, num_there: int) -> None:
-    inbox: SimpleQueue[Said] = SimpleQueue()
-    loop = _Resting(wanted)
-    placed: Threaded[Told, Said] = Threaded("resting", loop, torch.device("cpu"), Precedence.USUAL, inbox.put)
-    for message in MESSAGES[:num_there]:
-        placed.send(message)
-    placed.start()
-    assert inbox.get() == Died(f"{num_there} messages had come")
-    placed.stop()
 
 
 def test_a_thread_that_fails_as_a_whole_tells_so() -> None:

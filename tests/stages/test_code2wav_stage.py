@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ from antiphon.core.messages import (
     Surveyed,
 )
 from antiphon.core.sampling import Draws
-from antiphon.errors import AntiphonError, AudioError
+from antiphon.errors import AudioError
 from antiphon.models.minicpmo.flow import MelSynthesizer
 from antiphon.models.minicpmo.hift_config import Generation
 from antiphon.models.minicpmo.speech_arena import ArenaSize
@@ -175,7 +175,7 @@ def test_who_finds_no_seat_waits_until_a_turn_ends_and_nobody_fails(setup: Setup
     told = counts(loop).counts
     assert (told.num_due, told.num_waiting, told.num_speaking) == (2, 2, 3)
     loop.take(chunk("b", 1, last=True))
-    assert whose(settle(loop)) == ["b", "d"], "the seat goes to the next"
+    assert whose(settle(loop)) == ["b", "b", "d"], "the seat goes to the next when all of the turn is spoken"
     loop.take(Interrupt("a", 1))
     assert whose(settle(loop)) == ["e"]
     loop.take(Close("e"))
@@ -201,73 +201,39 @@ def test_the_most_urgent_chunks_come_first(setup: Setup) -> None:
         loop.take(Close(name))
 
 
-@dataclass(slots=True)
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class SlowRenderer(Renderer):
-    """Takes as long as a device would that others use too. clock: of the stage."""
-
-    clock: Clock
-
-    def speak(self, rows: Sequence[ChunkRow]) -> list[Tensor | AntiphonError]:
-        if rows:
-            self.clock.now_s += ROUND_S
-        return super().speak(rows)
-
-
-ROUND_S = 0.04
-
-
-def resting(setup: Setup) -> tuple[Loop, Clock]:
-    """A loop of up to three sessions a solve, of which the first two have begun their turns."""
-    renderer, clock = SlowRenderer(setup.synthesizer, setup.vocoder, BatchGrid((1, 3))), Clock()
-    renderer.clock = clock
-    stage = Code2WavStage(renderer, VoiceStore(setup.synthesizer, max_bytes=0), CPU, clock)
-    loop: Loop = StageLoop(stage, Interruption.VOIDS_WORK)
+def test_the_end_of_a_turn_comes_after_its_last_second_and_holds_nobody_up(setup: Setup) -> None:
+    loop = setup.loop((1, 3))
     ready(loop, "abc")
-    for name in "ab":
-        loop.take(chunk(name, 0))
-    assert whose(loop.step()) == ["a", "b"]
-    return loop, clock
-
-
-def leave(loop: Loop) -> None:
+    for message in (chunk("a", 0), chunk("b", 0), chunk("c", 0)):
+        loop.take(message)
+    settle(loop)
+    for message in (chunk("a", 1, last=True), chunk("b", 1), chunk("c", 1, last=True)):
+        loop.take(message)
+    seconds = [one for one in loop.step() if isinstance(one, Done)]
+    assert whose(seconds) == ["a", "b", "c"]
+    assert [one.result.goes_on for one in seconds] == [True, False, True]
+    loop.take(replace(chunk("b", 2), deadline_s=1.5))
+    assert whose(loop.step()) == ["b"], "what is heard a second later waits"
+    ends = [one for one in loop.step() if isinstance(one, Done)]
+    assert whose(ends) == ["a", "c"]
+    assert [(one.result.goes_on, one.result.chunk.ends_turn, one.result.chunk.codec_tokens) for one in ends] == (
+        [(False, True, ())] * 2
+    )
+    assert counts(loop).counts.num_speaking == 1
     for name in "abc":
         loop.take(Close(name))
 
 
-def test_a_chunk_waits_for_company_as_long_as_the_ones_before_it_took(setup: Setup) -> None:
-    loop, clock = resting(setup)
-    loop.take(chunk("a", 1))
-    assert loop.rest_s == pytest.approx(ROUND_S)
-    assert whose(loop.step()) == []
-    clock.now_s += ROUND_S / 2
-    loop.take(chunk("b", 1))
-    assert loop.rest_s == pytest.approx(ROUND_S / 2)
-    clock.now_s += ROUND_S
-    assert loop.rest_s == 0
-    assert whose(loop.step()) == ["a", "b"]
-    leave(loop)
-
-
-def test_nobody_rests_where_a_turn_begins_or_no_more_company_fits(setup: Setup) -> None:
-    loop, clock = resting(setup)
-    loop.take(chunk("a", 1))
-    loop.take(chunk("c", 0))
-    assert loop.rest_s == 0
-    assert whose(loop.step()) == ["c", "a"]
-    assert clock.now_s == pytest.approx(2 * ROUND_S)
-    for name, seq in (("a", 2), ("b", 1), ("c", 1)):
-        assert loop.is_idle or loop.rest_s > 0
-        loop.take(chunk(name, seq))
-    assert loop.rest_s == 0
-    assert whose(loop.step()) == ["b", "c", "a"]
-    leave(loop)
+def test_an_answer_stopped_before_its_end_is_spoken_has_none(setup: Setup) -> None:
+    loop = setup.loop()
+    ready(loop, "a")
+    for message in (chunk("a", 0), chunk("a", 1, last=True)):
+        loop.take(message)
+        loop.step()
+    loop.take(Interrupt("a", 1))
+    assert [one.fault for one in settle(loop) if isinstance(one, Dropped)] == [Fault.STALE]
+    assert counts(loop).counts.num_speaking == 0
+    loop.take(Close("a"))
 
 
 def test_sessions_that_listen_hold_nothing(setup: Setup) -> None:

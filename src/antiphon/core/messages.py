@@ -115,10 +115,14 @@ class CodecChunk:
 
 @dataclass(frozen=True, slots=True)
 class Spoken(Generic[SamplesT]):
-    """Code2wav to the engine: a chunk and its sound. samples: [n] float32, 24 kHz; n = 0 when all is held back."""
+    """Code2wav to the engine: a chunk and its sound. samples: [n] float32, 24 kHz; n = 0 when all is held back.
+
+    goes_on: the end of the turn follows, as a chunk of no tokens, under the same address.
+    """
 
     chunk: CodecChunk
     samples: SamplesT
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ class Opened(Generic[ResultT_co]):
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[ResultT_co]):
-    """Work came to its end. address: of the work."""
+    """Work came to its end, or to a part of a result that goes on. address: of the work."""
 
     address: Address
     result: ResultT_co

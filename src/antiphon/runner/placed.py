@@ -7,11 +7,10 @@ same loop with the same messages. Shown by tests/runner/test_placed.py.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -44,9 +43,6 @@ class Loop(Protocol[MessageT_contra, AnswerT]):
     @property
     def is_idle(self) -> bool: ...
 
-    @property
-    def rest_s(self) -> float: ...
-
     def take(self, message: MessageT_contra) -> None: ...
 
     def step(self) -> list[AnswerT]: ...
@@ -56,12 +52,11 @@ class Loop(Protocol[MessageT_contra, AnswerT]):
 
 
 class Inbox(Protocol[MessageT_co]):
-    """Where a driven loop's messages come from."""
+    """Where a driven loop's messages come from. get: the next one, waiting for it."""
 
     def empty(self) -> bool: ...
 
-    def get(self, patience_s: float) -> MessageT_co | None:
-        """The next one; None if none comes in time. patience_s: may be without end."""
+    def get(self) -> MessageT_co: ...
 
 
 class Placed(Protocol[MessageT_contra]):
@@ -109,25 +104,6 @@ class Here(Generic[MessageT, AnswerT]):
         self._loop.close()
 
 
-class _QueueInbox(Generic[MessageT]):
-    """Of a thread."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[MessageT] = SimpleQueue()
-
-    def put(self, message: MessageT) -> None:
-        self._queue.put(message)
-
-    def empty(self) -> bool:
-        return self._queue.empty()
-
-    def get(self, patience_s: float) -> MessageT | None:
-        try:
-            return self._queue.get(timeout=None if patience_s == math.inf else patience_s)
-        except Empty:
-            return None
-
-
 class Threaded(Generic[MessageT, AnswerT]):
     """A stage in a thread of its own. device: on which it runs. precedence: there."""
 
@@ -143,7 +119,7 @@ class Threaded(Generic[MessageT, AnswerT]):
         self._device = device
         self._precedence = precedence
         self._emit = emit
-        self._inbox: _QueueInbox[MessageT | Stop] = _QueueInbox()
+        self._inbox: SimpleQueue[MessageT | Stop] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"antiphon {name}", daemon=True)
 
     @property
@@ -175,17 +151,12 @@ class Threaded(Generic[MessageT, AnswerT]):
 
 
 def drive(loop: Loop[MessageT, AnswerT], inbox: Inbox[MessageT | Stop], emit: Callable[[AnswerT], None]) -> None:
-    """Take what has come in, step, tell what came of it, until `Stop`.
-
-    Waits while there is nothing to do, and as long as the loop had better rest.
-    """
+    """Take what has come in, step, tell what came of it, until `Stop`; waits only while there is nothing to do."""
     while True:
-        while (patience_s := math.inf if loop.is_idle else loop.rest_s) > 0 or not inbox.empty():
-            message = inbox.get(patience_s)
+        while loop.is_idle or not inbox.empty():
+            message = inbox.get()
             if isinstance(message, Stop):
                 return
-            if message is None:
-                break
             loop.take(message)
         for answer in loop.step():
             emit(answer)

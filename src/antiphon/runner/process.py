@@ -7,7 +7,6 @@ a process ends. The child builds its stage itself, so that no weights travel. Sh
 from __future__ import annotations
 
 import logging
-import math
 import multiprocessing
 import pickle
 import signal
@@ -140,10 +139,8 @@ class _PipeInbox(Generic[MessageT]):
     def empty(self) -> bool:
         return not self._pipe.poll()
 
-    def get(self, patience_s: float) -> MessageT | Stop | None:
+    def get(self) -> MessageT | Stop:
         try:
-            if not self._pipe.poll(None if patience_s == math.inf else patience_s):
-                return None
             message: MessageT = pickle.loads(self._pipe.recv_bytes())
         except EOFError:
             return Stop()

@@ -53,6 +53,13 @@ class Ready(Generic[AboutT]):
     about: AboutT
 
 
+@dataclass(frozen=True, slots=True)
+class Part(Generic[ResultT]):
+    """What a piece of work came to so far, which goes on."""
+
+    result: ResultT
+
+
 class Stage(Protocol[SettingsT_contra, WorkT_contra, StateT, AboutT, ResultT_co, CountsT_co]):
     """What one stage does for its sessions; each has at most one piece of work under way.
 
@@ -70,12 +77,8 @@ class Stage(Protocol[SettingsT_contra, WorkT_contra, StateT, AboutT, ResultT_co,
     def is_idle(self) -> bool:
         """No step could do anything before the next call."""
 
-    @property
-    def rest_s(self) -> float:
-        """So long the next step had better wait for what may come in meanwhile; 0 for not at all."""
-
-    def step(self) -> Mapping[str, Ready[AboutT] | ResultT_co | AntiphonError]:
-        """One batched step for the most urgent sessions. Returns what came to its end, by session id."""
+    def step(self) -> Mapping[str, Ready[AboutT] | Part[ResultT_co] | ResultT_co | AntiphonError]:
+        """One batched step for the most urgent sessions. Returns what came to its end, or so far, by session id."""
 
     def interrupt(self, state: StateT, epoch: int) -> None:
         """Stop the session's present answer."""
@@ -138,11 +141,6 @@ class StageLoop(Generic[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT]):
     def is_idle(self) -> bool:
         """No step is needed until the next message."""
         return not self._answers and self._stage.is_idle
-
-    @property
-    def rest_s(self) -> float:
-        """So long the next step had better wait for messages; 0 for not at all."""
-        return 0.0 if self._answers else self._stage.rest_s
 
     def close(self) -> None:
         """After the last step; idempotent."""
@@ -238,7 +236,7 @@ class StageLoop(Generic[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT]):
         self,
         session_id: str,
         session: _Session[StateT, WorkT],
-        result: Ready[AboutT] | ResultT | AntiphonError,
+        result: Ready[AboutT] | Part[ResultT] | ResultT | AntiphonError,
     ) -> None:
         if isinstance(result, Ready):
             session.is_ready = True
@@ -251,6 +249,9 @@ class StageLoop(Generic[SettingsT, WorkT, StateT, AboutT, ResultT, CountsT]):
         else:
             work = session.under_way
             assert work is not None, f"{session_id} had no work under way and came to {result}"
+            if isinstance(result, Part):
+                self._answers.append(Done(work.address, result.result))
+                return
             session.under_way = None
             self._answers.append(Done(work.address, result))
         self._start_next(session_id, session)

@@ -5,12 +5,12 @@ How chunks become sound is `renderer.py`'s. Shown by tests/stages/test_code2wav_
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from antiphon.core.codec_buffer import CHUNK_TOKENS
 from antiphon.core.messages import CodecChunk, Spoken
 from antiphon.core.sampling import Draws
 from antiphon.errors import AntiphonError
@@ -21,7 +21,45 @@ from antiphon.models.minicpmo.voice_prompt import VoicePrompt
 from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSession, Code2WavState
 from antiphon.stages.code2wav.voices import VoiceStore
-from antiphon.stages.loop import Ready
+from antiphon.stages.loop import Part, Ready
+from antiphon.units import UNIT_S
+
+Code2WavResult = Ready[None] | Spoken[Tensor] | Part[Spoken[Tensor]] | AntiphonError
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What a session wants to hear next.
+
+    rest: of a chunk that ends its turn, what is spoken in a second piece: all that the flow has held back. It is heard
+    a second later, so nobody waits for it who waits for the first.
+    """
+
+    state: Code2WavState
+    chunk: CodecChunk
+    rest: tuple[CodecChunk, ...] = ()
+
+    @staticmethod
+    def of(state: Code2WavState, chunk: CodecChunk) -> _Due:
+        # A turn's first second is not filled up if it is its last as well, which has to be known.
+        if not (chunk.ends_turn and state.num_reserved_frames and len(chunk.codec_tokens) >= CHUNK_TOKENS):
+            return _Due(state, chunk)
+        rest = replace(chunk, codec_tokens=(), deadline_s=chunk.deadline_s + UNIT_S)
+        return _Due(state, replace(chunk, ends_turn=False), (rest,))
+
+    @property
+    def is_rest(self) -> bool:
+        """What the flow has held back and nothing else; it is solved with such only."""
+        return not self.chunk.codec_tokens
+
+    @property
+    def row(self) -> ChunkRow:
+        chunk = self.chunk
+        return ChunkRow(self.state, chunk.codec_tokens, chunk.ends_turn, chunk.is_first_of_turn)
+
+
+_REST = 1.0
+"""After chunks were rendered, in shares of the time that it took."""
 
 
 class Code2WavStage:
@@ -30,24 +68,14 @@ class Code2WavStage:
     A session is seated from its turn's first chunk to its turn's end; who finds no seat waits for it.
     """
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        voices: VoiceStore,
-        device: torch.device,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """device: where the sessions' noise is drawn. clock: seconds."""
+    def __init__(self, renderer: Renderer, voices: VoiceStore, device: torch.device) -> None:
+        """device: where the sessions' noise is drawn."""
         self._renderer = renderer
         self._voices = voices
         self._device = device
         self._opening: dict[str, Caller] = {}
-        self._due: dict[str, tuple[Code2WavState, CodecChunk]] = {}
-        self._rendering: dict[str, tuple[CodecChunk, Download]] = {}
-        self._clock = clock
-        # When what was rendered last began, and until when it is rested from.
-        self._began_s = 0.0
-        self._rested_at_s = 0.0
+        self._due: dict[str, _Due] = {}
+        self._rendering: dict[str, tuple[_Due, Download]] = {}
 
     def pin(self, prompt: VoicePrompt) -> None:
         """Build a voice before anybody asks for it, and keep it for good. Raises: AudioError, as `open`."""
@@ -61,39 +89,28 @@ class Code2WavStage:
 
     def start(self, caller: Caller, chunk: CodecChunk) -> None:
         assert caller.state is not None, f"{caller.session.session_id} is not ready"
-        self._due[chunk.address.session_id] = (caller.state, chunk)
+        self._due[chunk.address.session_id] = _Due.of(caller.state, chunk)
 
     @property
     def is_idle(self) -> bool:
         return self._voices.is_idle and not self._rendering and not self._who_fits()
 
-    @property
-    def rest_s(self) -> float:
-        """After chunks were rendered, as long as that took, unless somebody is in a hurry.
-
-        A solve of several chunks takes little longer than one of one, and the other stages have the device meanwhile.
-        """
-        if self._rendering or not self._voices.is_idle or self._chosen():
-            return 0.0
-        return max(0.0, self._rested_at_s - self._clock())
-
-    def step(self) -> dict[str, Ready[None] | Spoken[Tensor] | AntiphonError]:
+    def step(self) -> dict[str, Code2WavResult]:
         """Render the most urgent chunks, then a piece of one voice.
 
         On a GPU what is rendered is told in a later step, so that who is in a hurry need not wait for it.
         """
-        ended: dict[str, Ready[None] | Spoken[Tensor] | AntiphonError] = {}
-        now_s = self._clock()
-        chosen = [self._due.pop(session_id) for session_id in self._chosen()]
-        rows = [ChunkRow(state, chunk.codec_tokens, chunk.ends_turn, chunk.is_first_of_turn) for state, chunk in chosen]
-        for (_, chunk), samples in zip(chosen, self._renderer.speak(rows), strict=True):
+        ended: dict[str, Code2WavResult] = {}
+        chosen = {session_id: self._due.pop(session_id) for session_id in self._chosen()}
+        results = self._renderer.speak([due.row for due in chosen.values()])
+        for (session_id, due), samples in zip(chosen.items(), results, strict=True):
             if isinstance(samples, AntiphonError):
-                ended[chunk.address.session_id] = samples
+                ended[session_id] = samples
             else:
-                self._rendering[chunk.address.session_id] = chunk, Download(samples)
+                self._rendering[session_id] = due, Download(samples)
+                for rest in due.rest:
+                    self._due[session_id] = _Due(due.state, rest)
         self._voices.advance()
-        if chosen:
-            self._began_s = now_s
         ended |= self._rendered(waits=not chosen)
         for session_id, voice in self._voices.answers().items():
             ended[session_id] = self._ready(self._opening.pop(session_id), voice)
@@ -117,16 +134,17 @@ class Code2WavStage:
         renderer = self._renderer
         return Code2WavCounts(len(self._due), num_waiting, renderer.num_seated, self._voices.counts, renderer.num_runs)
 
-    def _rendered(self, *, waits: bool) -> dict[str, Spoken[Tensor]]:
+    def _rendered(self, *, waits: bool) -> dict[str, Code2WavResult]:
         """What has arrived on the host. waits: for the oldest at least."""
         if waits and self._rendering:
             next(iter(self._rendering.values()))[1].read()
-        arrived = [session_id for session_id, (_, samples) in self._rendering.items() if samples.is_there]
-        told = {session_id: self._rendering.pop(session_id) for session_id in arrived}
-        if told and not self._rendering:
-            ended_s = self._clock()
-            self._rested_at_s = ended_s + (ended_s - self._began_s)
-        return {session_id: Spoken(chunk, samples.read()) for session_id, (chunk, samples) in told.items()}
+        told: dict[str, Code2WavResult] = {}
+        for session_id, (due, samples) in list(self._rendering.items()):
+            if samples.is_there:
+                del self._rendering[session_id]
+                spoken = Spoken(due.chunk, samples.read(), goes_on=bool(due.rest))
+                told[session_id] = Part(spoken) if spoken.goes_on else spoken
+        return told
 
     def _ready(self, caller: Caller, voice: Voice | AntiphonError) -> Ready[None] | AntiphonError:
         if isinstance(voice, AntiphonError):
@@ -137,19 +155,20 @@ class Code2WavStage:
         return Ready(None)
 
     def _chosen(self) -> list[str]:
-        """The most urgent of those who fit; nobody while others are rendered or rested from.
+        """The most urgent of those who fit, and who can be solved with it; nobody while others are rendered.
 
         But nobody waits for company that is complete, and nobody hears a turn yet that begins.
         """
-        fitting, max_rows = self._who_fits(), self._renderer.max_rows
-        is_pressing = len(fitting) >= max_rows or any(self._due[one][1].is_first_of_turn for one in fitting)
-        is_rested = not self._rendering and self._clock() >= self._rested_at_s
-        return fitting[:max_rows] if is_pressing or is_rested else []
+        fitting, max_rows = [one for one in self._who_fits() if one not in self._rendering], self._renderer.max_rows
+        is_pressing = len(fitting) >= max_rows or any(self._due[one].chunk.is_first_of_turn for one in fitting)
+        if self._rendering and not is_pressing:
+            return []
+        return [one for one in fitting if self._due[one].is_rest == self._due[fitting[0]].is_rest][:max_rows]
 
     def _who_fits(self) -> list[str]:
         """Sessions with a seat or that find one, most urgent first; nobody overtakes one that waits for a seat."""
-        by_urgency = sorted(self._due, key=lambda session_id: self._due[session_id][1].deadline_s)
-        standing = [session_id for session_id in by_urgency if not self._due[session_id][0].num_reserved_frames]
-        num_fitting = self._renderer.num_fitting([self._due[session_id][0] for session_id in standing])
+        by_urgency = sorted(self._due, key=lambda session_id: self._due[session_id].chunk.deadline_s)
+        standing = [session_id for session_id in by_urgency if not self._due[session_id].state.num_reserved_frames]
+        num_fitting = self._renderer.num_fitting([self._due[session_id].state for session_id in standing])
         waiting = {*standing[num_fitting:]}
         return [session_id for session_id in by_urgency if session_id not in waiting]

@@ -62,11 +62,6 @@ class TalkerStage:
     def is_idle(self) -> bool:
         return not self._opened and self.speaker.loop.is_idle and not self._who_fits()
 
-    @property
-    def rest_s(self) -> float:
-        """None: a step costs little more for two than for one, but whoever waits for it is heard later."""
-        return 0.0
-
     def step(self) -> dict[str, Ready[None] | CodecChunk | AntiphonError]:
         """One forward pass for the most urgent sessions."""
         ended: dict[str, Ready[None] | CodecChunk | AntiphonError] = {**self._opened}

@@ -182,11 +182,6 @@ class ThinkerStage:
         is_calm = not self._opening and not self._due and not self._retained
         return is_calm and self._chats.is_idle and self._decider.loop.is_idle
 
-    @property
-    def rest_s(self) -> float:
-        """None: a step costs little more for two than for one, but whoever waits for it is heard later."""
-        return 0.0
-
     def step(self) -> dict[str, Ready[PromptReady] | ThinkerResult | AntiphonError]:
         """One forward pass for the most urgent sessions; encoders run for all units that have come in."""
         ended: dict[str, Ready[PromptReady] | ThinkerResult | AntiphonError] = {**self._retained}
