@@ -18,6 +18,8 @@ from antiphon.kernels.frame_norm.contract import TAIL_FRAMES, ConvTails, Update,
 from antiphon.kernels.frame_norm.op import mish_windows, modulated
 from antiphon.kernels.history_attention.contract import Histories
 from antiphon.kernels.history_attention.op import history_attention
+from antiphon.kernels.linear.contract import Activation
+from antiphon.kernels.linear.op import linear
 from antiphon.kernels.snake.op import snake
 from antiphon.kernels.vocoder_attention.contract import Entries, Products, Reading, Sink
 from antiphon.kernels.vocoder_attention.op import vocoder_attention
@@ -40,6 +42,7 @@ class SoundKernels(CaseMaker):
             *self.vocoder_attention(),
             *self.entry_store(),
             *self.frame_norm(),
+            *self.linear(),
             *self.snake(),
         )
 
@@ -155,6 +158,20 @@ class SoundKernels(CaseMaker):
             yield KernelCase("frame_norm", f"{case}, modulated", "sessions", num, num_bytes, 0, make)
             make = partial(self._window, num)
             yield KernelCase("frame_norm", f"{case}, windows of mish", "sessions", num, num_bytes, 0, make)
+
+    def linear(self) -> Iterator[KernelCase]:
+        """The estimator's first product of its feed-forward: x and the matrix are read, the result written."""
+        width, inner = self.config.flow.estimator.hidden_size, self.config.flow.estimator.intermediate_size
+        for num in self.sizes.num_sessions:
+            rows = 2 * num * CHUNK_FRAMES
+            num_bytes = (rows * width + width * inner + rows * inner) * self.dtype.itemsize
+            make = partial(self._multiply, rows, width, inner)
+            case = f"{CHUNK_FRAMES} frames, gelu"
+            yield KernelCase("linear", case, "sessions", num, num_bytes, 2 * rows * width * inner, make)
+
+    def _multiply(self, rows: int, width: int, inner: int) -> Launch:
+        x, weight, bias = self.normal(rows, width), self.normal(inner, width), self.normal(inner)
+        return lambda: linear(x, weight, bias, Activation.GELU)
 
     def _modulate(self, num: int) -> Launch:
         width = self.config.flow.estimator.hidden_size

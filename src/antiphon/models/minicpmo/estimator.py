@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphon.kernels.entry_store.contract import HeadNorms
 from antiphon.kernels.entry_store.op import norm_and_store
 from antiphon.kernels.frame_norm.contract import ConvTails, Update
 from antiphon.kernels.frame_norm.op import mish_windows, modulated, modulated_windows
+from antiphon.kernels.linear.contract import Activation
+from antiphon.kernels.linear.op import linear
 from antiphon.models.minicpmo.dit import MODULATED_EPS, Block, CausalConvs, DiT
 from antiphon.models.minicpmo.flow_cache import Memory
 from antiphon.models.minicpmo.flow_compute import Compute
@@ -99,13 +100,14 @@ class _Block(nn.Module):
         shift, scale, attention_gate, mlp_shift, mlp_scale, mlp_gate, conv_shift, conv_scale, conv_gate = modulation
         norm, norm_eps = self.conv_norm, self.conv_norm.eps
         h = modulated(stream, update, shift, scale, eps=MODULATED_EPS, dtype=dtype)
-        attended = Update(self.proj(self._attend(self.qkv(h), memory, layer)), attention_gate)
+        attended = Update(_product(self.proj, self._attend(_product(self.qkv, h), memory, layer)), attention_gate)
         h = modulated_windows(
             stream, attended, conv_shift, conv_scale, tails, 2 * layer, eps=MODULATED_EPS, dtype=dtype
         )
-        h = mish_windows(self.conv1(h), norm.weight, norm.bias, tails, 2 * layer + 1, eps=norm_eps)
-        h = modulated(stream, Update(self.conv2(h), conv_gate), mlp_shift, mlp_scale, eps=MODULATED_EPS, dtype=dtype)
-        return Update(self.fc2(F.gelu(self.fc1(h), approximate="tanh")), mlp_gate)
+        h = mish_windows(_product(self.conv1, h), norm.weight, norm.bias, tails, 2 * layer + 1, eps=norm_eps)
+        convolved = Update(_product(self.conv2, h), conv_gate)
+        h = modulated(stream, convolved, mlp_shift, mlp_scale, eps=MODULATED_EPS, dtype=dtype)
+        return Update(_product(self.fc2, _product(self.fc1, h, Activation.GELU)), mlp_gate)
 
     def _attend(self, qkv: Tensor, memory: Memory, layer: int) -> Tensor:
         """qkv: [B, T, 3 H D] -> [B, T, H D]."""
@@ -113,6 +115,10 @@ class _Block(nn.Module):
         norm_and_store(heads, self.head_norms, layer, memory.sink)
         q, k, v = heads.unbind(2)
         return memory.attend(layer, q, k, v, by_distance=None, scale=q.shape[-1] ** -0.5).flatten(2)
+
+
+def _product(layer: nn.Linear, x: Tensor, activation: Activation = Activation.NONE) -> Tensor:
+    return linear(x, layer.weight, layer.bias, activation)
 
 
 def _linear(layers: list[nn.Linear], dtype: torch.dtype) -> nn.Linear:
