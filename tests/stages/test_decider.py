@@ -11,18 +11,23 @@ import torch
 from torch import Tensor
 
 import build
+from antiphon.core.context import Context
 from antiphon.core.duplex import DuplexConfig, DuplexTokens, UnitDecisions, Wish
 from antiphon.core.sampling import Draws, TextSampling
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.errors import AntiphonError
 from antiphon.kernels.sampling.contract import TextRules
 from antiphon.kernels.sampling.op import sample_text
+from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.model import Model
 from antiphon.models.minicpmo.tokens import TextTokenizer, load_tokenizer
+from antiphon.stages import stepping
 from antiphon.stages.paged import CacheConfig, PagedDecoder
-from antiphon.stages.stepping import StepLoop
+from antiphon.stages.step_packing import Row
+from antiphon.stages.stepping import Request, StepLoop
+from antiphon.stages.thinker import choosing
 from antiphon.stages.thinker.choosing import TextDraw
-from antiphon.stages.thinker.decider import Decider, DeciderState
+from antiphon.stages.thinker.decider import Decider, DeciderState, DeciderSteps
 from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
 from antiphon.stages.thinker.state import ThinkerSession, UnitOutcome
 
@@ -241,6 +246,54 @@ def test_a_unit_takes_a_step_for_its_input_and_each_decision_and_none_to_find_it
             assert num_steps == {"listens": 1, "is full": 1 + num_fed, "ends late": 2 + num_fed}[kind], (kind, unit)
             kinds.add(kind)
     assert kinds == {"listens", "is full", "ends late"}
+
+
+class InOrder(Download):
+    """A copy that is there once a later step was launched, as a device that is never idle has it."""
+
+    decoder: PagedDecoder
+    num_waits = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.num_launched = InOrder.decoder.num_runs.num_launched
+
+    @property
+    def is_there(self) -> bool:
+        return InOrder.decoder.num_runs.num_launched > self.num_launched
+
+    def read(self) -> Tensor:
+        InOrder.num_waits += not self.is_there
+        return super().read()
+
+
+def test_while_others_have_rows_to_run_no_unit_waits_for_the_step_under_way(
+    golden: Model, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks = talk(golden, tokenizer)
+    decider = talks.decider
+    talks.open(0, session(0))
+    for module in (stepping, choosing):
+        monkeypatch.setattr(module, "Download", InOrder)
+    monkeypatch.setattr(InOrder, "decoder", decider.decoder, raising=False)
+    monkeypatch.setattr(InOrder, "num_waits", 0)
+
+    def busy() -> DeciderSteps:
+        context = Context(decider.decoder.pool, SlideMode.ROTATE_QUERY, MAX_TOKENS)
+        for _ in range(MAX_TOKENS):
+            yield Request(Row(context, context.append(1)), decider.embed((1,)), None)
+        raise AssertionError("nobody was to be busy for so long")
+
+    decider.loop.add("busy", busy(), 0.0)
+    num_said = 0
+    for _ in range(NUM_UNITS):
+        talks.start(0)
+        ends: list[UnitOutcome] = []
+        while not ends:
+            ends = [end.result for end in decider.loop.step() if isinstance(end.result, UnitOutcome)]
+        num_said += sum(len(handoff.hidden) for handoff in ends[0].handoffs)
+    assert num_said > NUM_UNITS, "too little was said to wait for"
+    assert InOrder.num_waits == 0
 
 
 def speaking(golden: Model, tokenizer: TextTokenizer, number: int, unit: int) -> Talk:

@@ -86,6 +86,8 @@ class Script:
         for number in range(len(self.rows)):
             row = Row(context, context.append(1 if number else self.rows[0]))
             reply = yield Request(row, inputs, Draw(slot, self.seed))
+            if number:
+                assert torch.equal(reply.arriving_state().read(), reply.states[0])
             drawn += (late.read() for late in newest)
             assert reply.drawn is not None
             newest, inputs = [reply.drawn], slot

@@ -52,6 +52,44 @@ class Drawn:
         return self._ids.read_ids()[self._index]
 
 
+class ArrivingState:
+    """A token's state on its way to the host."""
+
+    def __init__(self, states: Download, index: int) -> None:
+        self._states = states
+        self._index = index
+
+    @property
+    def is_there(self) -> bool:
+        return self._states.is_there
+
+    def read(self) -> Tensor:
+        """[hidden], on the host. As `Drawn.read`."""
+        return self._states.read()[self._index]
+
+
+class _FirstStates:
+    """States of the first tokens of a step, copied down together once the first of them is wanted, else never."""
+
+    def __init__(self, states: Tensor) -> None:
+        """states: [M, hidden]."""
+        self._states = states
+        self._copies: list[Download] = []
+
+    def arriving(self, index: int) -> ArrivingState:
+        """Before the next step is launched, so that no state waits for it."""
+        if not self._copies:
+            self._copies.append(Download(self._states))
+        return ArrivingState(self._copies[0], index)
+
+
+class Awaited(Protocol):
+    """What comes down to the host some time: `Drawn`, `ArrivingState`."""
+
+    @property
+    def is_there(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Request(Generic[DrawT]):
     """What a session wants from the next step.
@@ -79,9 +117,9 @@ class Chain(Generic[DrawT]):
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """A session's wish to go on when it can read what was drawn, in no step meanwhile. It is sent nothing."""
+    """A session's wish to go on when it can read something, in no step meanwhile. It is sent nothing."""
 
-    drawn: Drawn
+    awaited: Awaited
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +128,12 @@ class Reply:
 
     all_inputs, all_states: [N, hidden] of the step; of chains no inputs. start, end: the row's tokens.
     draws: of a chain one per token; of a request one, or none was asked for.
+    first_states: of the step's rows of one token, which come first; of chains none.
     """
 
     all_inputs: Tensor
     all_states: Tensor
+    first_states: _FirstStates
     start: int
     end: int
     draws: tuple[Drawn, ...]
@@ -112,6 +152,11 @@ class Reply:
     def states(self) -> Tensor:
         """[n, hidden] of the row's tokens, on the device."""
         return self.all_states[self.start : self.end]
+
+    def arriving_state(self) -> ArrivingState:
+        """Of a row of one token. To be asked for at once."""
+        assert self.end == self.start + 1, f"a row of {self.end - self.start} tokens"
+        return self.first_states.arriving(self.start)
 
 
 Wish = Request[DrawT] | Chain[DrawT] | Settle
@@ -227,16 +272,17 @@ class StepLoop(Generic[DrawT, ResultT]):
         wanting = [(one, one.wish) for one in self._active.values() if not isinstance(one.wish, Settle)]
         waiting = [Waiting(len(wish.row.placement.slots), one.deadline_s, one.order) for one, wish in wanting]
         chosen = [wanting[index] for index in schedule(waiting, MAX_STEP_TOKENS)]
-        launched = self._launch([one for one in chosen if isinstance(one[1], Request)])
+        requests = [one for one in chosen if isinstance(one[1], Request)]
+        launched = self._launch(sorted(requests, key=lambda one: len(one[1].row.placement.slots) > 1))
         launched += self._launch([one for one in chosen if isinstance(one[1], Chain)])
         for active, reply in launched:
             self._advance(active, partial(active.steps.send, reply))
 
     def _settle(self) -> None:
-        """Let sessions go on whose draw has come down; wait for one only if nobody has a row to run."""
+        """Let sessions go on for whom all has come down; wait for one only if nobody has a row to run."""
         has_row = any(not isinstance(one.wish, Settle) for one in self._active.values())
         for active in list(self._active.values()):
-            if isinstance(active.wish, Settle) and (active.wish.drawn.is_there or not has_row):
+            if isinstance(active.wish, Settle) and (active.wish.awaited.is_there or not has_row):
                 self._advance(active, partial(next, active.steps))
                 has_row = has_row or not isinstance(active.wish, Settle)
 
@@ -266,7 +312,11 @@ class StepLoop(Generic[DrawT, ResultT]):
         starts = range(0, len(wishes) * num_steps, num_steps)
         drawn = [tuple(Drawn(ids, start + step) for step in range(num_steps)) for start in starts]
         nothing = states[:0]
-        return [Reply(nothing, states, start, start + num_steps, own) for start, own in zip(starts, drawn, strict=True)]
+        first = _FirstStates(nothing)
+        return [
+            Reply(nothing, states, first, start, start + num_steps, own)
+            for start, own in zip(starts, drawn, strict=True)
+        ]
 
     def _forward(self, requests: Sequence[Request[DrawT]]) -> list[Reply]:
         if not requests:
@@ -282,7 +332,8 @@ class StepLoop(Generic[DrawT, ResultT]):
             for place, index in enumerate(drawing):
                 drawn[index] = (Drawn(ids, place),)
         starts = [0, *ends[:-1]]
-        return [Reply(embeds, states, *part) for part in zip(starts, ends, drawn, strict=True)]
+        first = _FirstStates(states[: sum(end - start == 1 for start, end in zip(starts, ends, strict=True))])
+        return [Reply(embeds, states, first, *part) for part in zip(starts, ends, drawn, strict=True)]
 
     def _embed(self, requests: Sequence[Request[DrawT]]) -> Tensor:
         """Inputs of all rows, in order, [N, hidden]; what was drawn is embedded in one call."""

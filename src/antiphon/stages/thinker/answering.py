@@ -13,11 +13,10 @@ from torch import Tensor
 
 from antiphon.core.chat import ChatTokens, PieceDecisions, StopText
 from antiphon.core.messages import Address, Handoff
-from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.chat_prompt import PromptPiece
 from antiphon.models.minicpmo.tokens import TextStream
 from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
-from antiphon.stages.stepping import Drawn, Settle
+from antiphon.stages.stepping import ArrivingState, Drawn, Settle
 from antiphon.stages.thinker.choosing import ChatDraw
 from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
 from antiphon.stages.thinker.state import ChatSession, PieceOutcome, PromptDone
@@ -44,7 +43,7 @@ class ChatState:
     embeds: list[Tensor] = field(default_factory=list)
     drawn: Drawn | None = None
     newest: Newest = Newest.FORGOTTEN
-    unsaid: list[tuple[int, Tensor]] = field(default_factory=list)
+    unsaid: list[tuple[int, ArrivingState]] = field(default_factory=list)
     num_tokens: int = 0
     num_handoffs: int = 0
     num_draws: int = 0
@@ -62,16 +61,17 @@ def answer(state: ChatState, tokens: ChatTokens, deadline_s: float) -> MemorySte
     """Decide the next piece. What was drawn is fed before it is read, so that the device need not wait for the host."""
     piece = PieceDecisions(tokens, state.max_answer_tokens, state.num_tokens)
     texts: list[str] = []
-    said: list[tuple[int, Tensor]] = []
+    said: list[tuple[int, ArrivingState]] = []
     while not piece.is_done:
         drawn = state.drawn
         assert drawn is not None, "the answer is over"
         reply = yield from state.memory.feed_drawn(state.slot, None if piece.is_last_of_answer else _next_draw(state))
+        own = reply.arriving_state()
         state.drawn, token = reply.drawn, drawn.read()
         if not piece.take(token):
             continue
         texts.append(state.stop.push(state.text.push((token,))))
-        state.unsaid.append((token, reply.states))
+        state.unsaid.append((token, own))
         if state.stop.is_stopped:
             piece.stop()
         elif not state.stop.is_holding:
@@ -88,16 +88,17 @@ def answer(state: ChatState, tokens: ChatTokens, deadline_s: float) -> MemorySte
 
 
 def _handoff(
-    state: ChatState, said: list[tuple[int, Tensor]], deadline_s: float, *, ends_turn: bool
+    state: ChatState, said: list[tuple[int, ArrivingState]], deadline_s: float, *, ends_turn: bool
 ) -> MemorySteps[Handoff[Tensor]]:
+    for _, own in said:
+        if not own.is_there:
+            yield Settle(own)  # to read it would be to wait for the step under way
     nothing = state.memory.embed(())
-    hidden = Download(torch.cat([nothing, *(states for _, states in said)]))
-    if state.drawn is not None:
-        yield Settle(state.drawn)  # so that reading the states does not wait for the step under way
+    hidden = torch.cat([nothing.new_empty(nothing.shape, device="cpu"), *(own.read()[None] for _, own in said)])
     address = Address(state.session.session_id, 0, 0, state.num_handoffs)
     unit, token_ids = state.num_handoffs, tuple(token for token, _ in said)
     state.num_handoffs += 1
-    return Handoff(address, deadline_s, unit, token_ids, hidden.read(), ends_turn)
+    return Handoff(address, deadline_s, unit, token_ids, hidden, ends_turn)
 
 
 def _next_draw(state: ChatState) -> ChatDraw:

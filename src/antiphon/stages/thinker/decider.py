@@ -13,13 +13,12 @@ from torch import Tensor
 from antiphon.core.duplex import UnitDecisions, Utterance, Wish
 from antiphon.core.messages import Address, Handoff
 from antiphon.core.window import OffWindow, SlideMode
-from antiphon.kernels.transfer import Download
 from antiphon.models.minicpmo.captured import NumRuns
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.models.minicpmo.tokens import TextStream, TextTokenizer
 from antiphon.stages.draw_table import DrawPlace, DrawSlot, Newest
 from antiphon.stages.paged import CacheConfig, PagedDecoder
-from antiphon.stages.stepping import Drawn, Settle, StepLoop
+from antiphon.stages.stepping import ArrivingState, Drawn, Settle, StepLoop
 from antiphon.stages.thinker.choosing import TextChooser, TextDraw, Turn, UnitDraw
 from antiphon.stages.thinker.memory import MemorySteps, ThinkerMemory
 from antiphon.stages.thinker.state import PieceOutcome, PromptDone, ThinkerSession, UnitOutcome
@@ -146,13 +145,17 @@ class Decider:
         if not decisions.is_done:
             decisions.interrupt()
         utterances = decisions.utterances() if state.epoch == epoch else ()
-        # On its way to the talker while the unit is closed.
-        hidden = [Download(torch.cat([embeds[:0], *(states[row] for row in said.rows)])) for said in utterances]
         rest = (*decisions.fed, *decisions.closing_ids)[len(states) :]
         memory.feed_later(memory.embed(rest))
         slide = yield from memory.close_unit(unit, self._tokenizer.text_ids(decisions.previous_ids()))
+        for row in (row for said in utterances for row in said.rows):
+            # Most often it is. To read it if not would be to wait for the step under way, and to let the device wait.
+            if not states[row].is_there:
+                yield Settle(states[row])
         if state.epoch != epoch:
-            utterances, hidden = (), []
+            utterances = ()
+        nothing = torch.empty((0, embeds.shape[1]), dtype=embeds.dtype, device="cpu")
+        hidden = [torch.cat([nothing, *(states[row].read()[None] for row in said.rows)]) for said in utterances]
         state.num_units += 1
         state.is_turn_open = decisions.is_turn_open
         state.is_interrupted = state.epoch != epoch and decisions.is_turn_open
@@ -161,8 +164,7 @@ class Decider:
             token_ids=(*decisions.fed, *decisions.closing_ids),
             is_listen=decisions.is_listen,
             handoffs=tuple(
-                self._handoff(state, unit, deadline_s, said, own.read())
-                for said, own in zip(utterances, hidden, strict=True)
+                self._handoff(state, unit, deadline_s, said, own) for said, own in zip(utterances, hidden, strict=True)
             ),
             texts=tuple(_caption(state, said) for said in utterances),
             slide=slide,
@@ -174,14 +176,14 @@ class Decider:
 
     def _run(
         self, state: DeciderState, decisions: UnitDecisions, embeds: Tensor, *, must_speak: bool
-    ) -> MemorySteps[list[Tensor]]:
+    ) -> MemorySteps[list[ArrivingState]]:
         """Feed the unit's input, then sample and feed until the unit is done or interrupted.
 
-        Returns the own states, [1, hidden], of the tokens after the input that are fed by then; the first of them are
+        Returns the own states of the tokens after the input that are fed by then; the first of them are
         the unit's decisions, and one more is its terminator.
         """
         memory, epoch = state.memory, state.epoch
-        states: list[Tensor] = []
+        states: list[ArrivingState] = []
         if decisions.is_done:  # forced to listen: nothing is drawn
             yield from memory.feed(embeds)
             return states
@@ -198,7 +200,7 @@ class Decider:
             is_last = unread is not None and decisions.num_left == 1
             draw = None if is_last else _next_draw(state, Turn.BY_LAST, must_speak=False)
             reply = yield from memory.feed_drawn(state.slot, draw)
-            states.append(reply.states)
+            states.append(reply.arriving_state())
             if unread is not None:
                 decisions.take(unread.read())
                 if decisions.is_done:
