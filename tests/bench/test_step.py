@@ -29,7 +29,7 @@ def test_every_stage_is_timed_by_its_number_of_sessions_device_and_host_apart() 
         kv_dtype=CacheDtype.MODEL,
     )
     result = run_step(on, plan)
-    parts = (Quantity.STEP_DEVICE_TIME, Quantity.STEP_HOST_TIME, Quantity.STEP_TIME)
+    parts = (Quantity.STEP_DEVICE_TIME, Quantity.STEP_HOST_TIME, Quantity.STEP_TIME, Quantity.STEP_IN_A_ROW_TIME)
     by_case: dict[tuple[str, int], list[Quantity]] = {(figure.case, figure.number): [] for figure in result.figures}
     for figure in result.figures:
         by_case[figure.case, figure.number].append(figure.quantity)

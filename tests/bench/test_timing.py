@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from antiphon.bench.timing import copy_bytes_per_s, operator_times_us, timed
+from antiphon.bench.timing import copy_bytes_per_s, in_a_row_ms, operator_times_us, timed
 from build import CPU
 
 
@@ -11,6 +11,12 @@ def test_a_step_runs_once_and_its_host_is_its_device_on_a_cpu() -> None:
     time = timed(lambda: ran.append(1), CPU)
     assert ran == [1]
     assert time.host_ms == time.device_ms == time.whole_ms > 0
+
+
+def test_of_steps_that_follow_one_another_a_part_is_told() -> None:
+    ran: list[int] = []
+    assert in_a_row_ms(lambda: ran.append(1), CPU) > 0
+    assert len(ran) > 1
 
 
 def test_an_operator_runs_on_all_its_operands_once_to_warm_up_and_once_per_repetition() -> None:

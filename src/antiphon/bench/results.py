@@ -24,6 +24,7 @@ class Quantity(Enum):
     STEP_DEVICE_TIME = "time of a step on the device, by events"
     STEP_HOST_TIME = "time of a step on the host, until all is launched"
     STEP_TIME = "time of a step, until the device is done"
+    STEP_IN_A_ROW_TIME = "time of a step among steps that follow one another"
     SLIDE_HOST_TIME = "time of a slide on the host"
     SLIDE_TIME = "time of a slide, until the device is done"
     DECIDED = "unit complete to decided"

@@ -17,7 +17,7 @@ import torch
 from antiphon.bench.contexts import fill, fill_randomly, grow
 from antiphon.bench.results import BenchResult, Figure, Quantity, Unit
 from antiphon.bench.target import Target, random_voice
-from antiphon.bench.timing import StepTime, timed
+from antiphon.bench.timing import StepTime, in_a_row_ms, timed
 from antiphon.config import Code2WavConfig, SessionConfig
 from antiphon.core.batch_grid import BatchGrid
 from antiphon.core.cache_dtype import CacheDtype
@@ -89,29 +89,46 @@ def run_step(target: Target, plan: StepPlan) -> BenchResult:
         environment=target.environment(),
         figures=tuple(figures),
         notes=(
-            "Each value is one step, begun on an idle device. Thinker and talker: one forward pass and its draws; of "
-            "steps that are launched several at once, a part of the launch. DiT "
+            "Each value is one step, begun on an idle device, or one of a row of steps, launched while the one before "
+            "is under way. Thinker and talker: one forward pass and its draws; of steps that are launched several at "
+            "once, a part of the launch. DiT "
             f"solve: the flow of a chunk of {CHUNK_TOKENS} codec tokens, encoder and all Euler steps. Code2wav step: "
             "that and the vocoder, up to PCM on the device.",
         ),
     )
 
 
-def _figures(case: str, size: tuple[str, int], repetitions: Sequence[Sequence[StepTime]]) -> Iterator[Figure]:
-    parts: tuple[tuple[Quantity, Callable[[StepTime], float]], ...] = (
-        (Quantity.STEP_DEVICE_TIME, lambda one: one.device_ms),
-        (Quantity.STEP_HOST_TIME, lambda one: one.host_ms),
-        (Quantity.STEP_TIME, lambda one: one.whole_ms),
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One value of a step. in_a_row_ms: of one of several that follow one another."""
+
+    alone: StepTime
+    in_a_row_ms: float
+
+
+def _figures(
+    case: str, size: tuple[str, int], repetitions: Sequence[Sequence[_Measured]], num_at_once: int = 1
+) -> Iterator[Figure]:
+    """num_at_once: steps that were launched as one."""
+    parts: tuple[tuple[Quantity, Callable[[_Measured], float]], ...] = (
+        (Quantity.STEP_DEVICE_TIME, lambda one: one.alone.device_ms),
+        (Quantity.STEP_HOST_TIME, lambda one: one.alone.host_ms),
+        (Quantity.STEP_TIME, lambda one: one.alone.whole_ms),
+        (Quantity.STEP_IN_A_ROW_TIME, lambda one: one.in_a_row_ms),
     )
     for quantity, part in parts:
-        values = [[part(one) for one in times] for times in repetitions]
+        values = [[part(one) / num_at_once for one in measured] for measured in repetitions]
         yield Figure.of(quantity, case, size, Unit.MS, values)
 
 
-def _repeated(target: Target, plan: StepPlan, step: Callable[[], object]) -> list[list[StepTime]]:
+def _repeated(target: Target, plan: StepPlan, step: Callable[[], object]) -> list[list[_Measured]]:
     for _ in range(NUM_WARM_UPS):
         step()
-    return [[timed(step, target.device) for _ in range(plan.num_steps)] for _ in range(plan.num_repetitions)]
+
+    def measured() -> _Measured:
+        return _Measured(timed(step, target.device), in_a_row_ms(step, target.device))
+
+    return [[measured() for _ in range(plan.num_steps)] for _ in range(plan.num_repetitions)]
 
 
 def _endless(finished: Sequence[Finished[ResultT]]) -> None:
@@ -149,7 +166,7 @@ def _thinker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
     for state in states:
         fill(state.memory.context, plan.context_tokens)
 
-    def repeated(works: Sequence[tuple[DeciderState, DeciderSteps]]) -> list[list[StepTime]]:
+    def repeated(works: Sequence[tuple[DeciderState, DeciderSteps]]) -> list[list[_Measured]]:
         """Steps of work that never ends; it is dropped afterwards."""
         for state, steps in works:
             decider.loop.add(state.session.session_id, steps, deadline_s=0.0)
@@ -243,9 +260,8 @@ def _talker_figures(target: Target, plan: StepPlan) -> Iterator[Figure]:
         times = _repeated(target, plan, lambda: _endless(speaker.loop.step()))
         for number in range(num):
             speaker.loop.cancel(f"session {number}")
-        shares = [[one.part(num_steps) for one in repetition] for repetition in times]
         at_once = f", {num_steps} at once" if num_steps > 1 else ""
-        yield from _figures(f"talker, {plan.talker_tokens} tokens each{at_once}", ("sessions", num), shares)
+        yield from _figures(f"talker, {plan.talker_tokens} tokens each{at_once}", ("sessions", num), times, num_steps)
 
 
 def _saying(speaker: Speaker, context: Context) -> SpeakerSteps[CodecChunk]:

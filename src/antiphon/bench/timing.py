@@ -16,6 +16,8 @@ _SPIN_CYCLES = 20_000_000
 """About 10 ms: time to launch hundreds of kernels."""
 _FLUSHED_BYTES = 2**28
 """More than any cache holds: after so much was written, nothing else is in it."""
+_NUM_IN_A_ROW = 8
+"""So many that the first one's launch, for which the device waits, counts little."""
 COPY_BYTES = 2**30
 """Read, and as many written, by the copy that bandwidth is measured with; on a CPU a sixteenth."""
 
@@ -30,10 +32,6 @@ class StepTime:
     host_ms: float
     device_ms: float
     whole_ms: float
-
-    def part(self, number: int) -> StepTime:
-        """Of one of so many that were one step."""
-        return StepTime(self.host_ms / number, self.device_ms / number, self.whole_ms / number)
 
 
 def timed(step: Callable[[], object], device: torch.device) -> StepTime:
@@ -53,6 +51,16 @@ def timed(step: Callable[[], object], device: torch.device) -> StepTime:
     torch.cuda.synchronize(device)
     done_s = time.perf_counter()
     return StepTime(1000 * (launched_s - started_s), start.elapsed_time(end), 1000 * (done_s - started_s))
+
+
+def in_a_row_ms(step: Callable[[], object], device: torch.device) -> float:
+    """Of one of several steps, each launched as soon as the host can: on a GPU while the one before is under way."""
+
+    def run() -> None:
+        for _ in range(_NUM_IN_A_ROW):
+            step()
+
+    return timed(run, device).whole_ms / _NUM_IN_A_ROW
 
 
 def operator_times_us(

@@ -7,6 +7,7 @@ same loop with the same messages. Shown by tests/runner/test_placed.py.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ MessageT_contra = TypeVar("MessageT_contra", contravariant=True)
 AnswerT = TypeVar("AnswerT")
 
 logger = logging.getLogger(__name__)
+
+_SWITCH_INTERVAL_S = 5e-4
+"""For which a thread keeps the interpreter while others want it. Python's 5 ms are as long as a step of the thinker:
+a stage that has read what its last step drew waited for it, and the device for the stage. With 96 calls and with 128 a
+unit was 5 to 15 % sooner decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ class Threaded(Generic[MessageT, AnswerT]):
         return True
 
     def start(self) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
         self._thread.start()
 
     def send(self, message: MessageT) -> None:
