@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,6 +106,13 @@ def test_callers_in_threads_of_their_own_hear_what_each_hears_alone(engine: Engi
             thread.join()
     for number in range(num_callers):
         assert said[number] == alone(engine, voice, configs[number], sound(number, num_units))
+
+
+def test_pythons_collector_does_not_look_through_what_was_there_while_calls_may_be_live(engine: Engine) -> None:
+    assert gc.get_freeze_count() == 0
+    with LiveEngine(engine):
+        assert gc.get_freeze_count() > len(gc.get_objects())
+    assert gc.get_freeze_count() == 0
 
 
 def test_speech_comes_with_its_samples_behind_the_events_of_its_unit(live: LiveEngine, voice: VoicePrompt) -> None:

@@ -30,6 +30,7 @@ from antiphon.models.minicpmo.audio_features import check_samples
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.image import check_sides
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
+from antiphon.runner.collector import look_at_all_again, spare_what_is_there
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import INPUT_RATE_HZ, UNIT_SAMPLES
 
@@ -124,7 +125,10 @@ class LiveSession(Sender):
 
 
 class LiveEngine:
-    """Owns the thread that drives an engine; nothing else may touch that engine while it runs. Use as a context."""
+    """Owns the thread that drives an engine; nothing else may touch that engine while it runs. Use as a context.
+
+    What the process holds when it begins is kept from Python's collector (`collector.py`) until it ends.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -135,6 +139,7 @@ class LiveEngine:
         self._thread = threading.Thread(target=self._run, name="antiphon engine", daemon=True)
 
     def __enter__(self) -> LiveEngine:
+        spare_what_is_there()
         self._thread.start()
         return self
 
@@ -143,6 +148,7 @@ class LiveEngine:
     ) -> None:
         self.call_soon(self._stop)
         self._thread.join()
+        look_at_all_again()
 
     def open(self, session_id: str, config: SessionConfig, reference: Tensor, voice: VoicePrompt) -> LiveSession:
         """Start a call; its first happening is SessionOpened, or SessionEnded with the reason why it could not start.

@@ -19,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from antiphon.errors import AntiphonError, InternalError, places
+from antiphon.runner.collector import spare_what_is_there
 from antiphon.runner.device import Precedence, on_device
 from antiphon.runner.placed import Died, Loop, Stop, drive
 
@@ -182,6 +183,7 @@ def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int
     except AntiphonError as error:
         tell(error)
         return
+    spare_what_is_there()
     tell(None)
     try:
         with on_device(builder.device, builder.precedence):
