@@ -178,7 +178,8 @@ class SessionConfig:
     """max_pictures: in one second. max_slices: items that a picture may be cut into besides the view; 1 for none.
 
     max_text_tokens: of what is typed in one second.
-    keeps_inputs: the call can be moved to another worker, at the price of the embeddings of all that its window holds.
+    keeps_inputs: the call can be moved to another worker, at the price of the embeddings of all that its window holds,
+    on the host.
     script: of measurements, ids that the text draws come to, one after the other and again from the start; with none,
     as in every server, the model decides.
     """

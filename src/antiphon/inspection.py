@@ -54,11 +54,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """Memory besides the weights. per: of what there is one."""
+    """Memory besides the weights. per: of what there is one. is_on_host: not the device's."""
 
     name: str
     per: str
     num_bytes: int
+    is_on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def needs_of_sessions(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNee
     needs = [
         CacheNeed("thinker KV", "session", _cache_bytes(config.thinker.decoder, context, dtype)),
         CacheNeed(f"thinker KV, {scaled.value}", "session", scaled_bytes),
-        CacheNeed("kept inputs", "session that may change", peak_tokens * inputs_bytes),
+        CacheNeed("kept inputs, on the host", "session that may change", peak_tokens * inputs_bytes, is_on_host=True),
         CacheNeed("audio encoder KV", "session", _audio_bytes(config, dtype)),
         CacheNeed("flow", "listening session", 0),
         CacheNeed("talker KV", "speaking session", _cache_bytes(config.talker.decoder, turn, dtype)),
@@ -160,13 +161,14 @@ def needs_of_engine(config: ModelConfig, engine: EngineConfig, session: SessionC
         for size in part.shapes().values()
     )
     inputs_bytes = window_tokens * config.thinker.decoder.hidden_size * dtype.itemsize
+    kept_bytes = engine.max_calls * inputs_bytes * session.keeps_inputs
     calls, speaking = f"{engine.max_calls} calls", f"{engine.max_speaking} speaking sessions"
     thinker_bytes = _cache_bytes(config.thinker.decoder, replace(context, dtype=engine.kv_dtype), dtype)
     talker_bytes = _cache_bytes(config.talker.decoder, turn, dtype)
     return (
         CacheNeed("weights", "engine", weights),
         CacheNeed("thinker KV", calls, engine.max_calls * thinker_bytes),
-        CacheNeed("kept inputs", calls, engine.max_calls * inputs_bytes * session.keeps_inputs),
+        CacheNeed("kept inputs, on the host", calls, kept_bytes, is_on_host=True),
         CacheNeed("audio encoder KV", calls, engine.max_calls * _audio_bytes(config, dtype)),
         CacheNeed("talker KV", speaking, engine.max_speaking * talker_bytes),
         CacheNeed("flow", speaking, arena.num_bytes(shape, DTYPES[engine.code2wav.dtype])),

@@ -17,6 +17,7 @@ from antiphon.core.context import Context, Placement, Slide
 from antiphon.core.unit_records import UnitRecord
 from antiphon.core.window import OffWindow, SlideMode, SlidePlan, WindowPolicy
 from antiphon.errors import InputError
+from antiphon.kernels.transfer import Download, upload
 from antiphon.models.minicpmo.thinker import ThinkerNetwork
 from antiphon.stages.draw_table import DrawSlot
 from antiphon.stages.paged import PagedDecoder
@@ -61,11 +62,11 @@ class ThinkerMemory:
         self._decoder = decoder
         self._window = window
         self.context = Context(decoder.pool, slide, max_tokens)
-        # Inputs of the units in the ring, oldest first, then of the open unit.
+        # Inputs of the units in the ring, oldest first, on the host; then of the open unit, on the device.
         self._keeps_inputs = keeps_inputs or (slide is SlideMode.REPREFILL and not isinstance(window, OffWindow))
-        self._inputs: list[Tensor] = []
+        self._inputs: list[Download] = []
         # Of dropped units. More units leave it than come to be kept, so that no more is held than just before a slide.
-        self._dropped_inputs: list[Tensor] = []
+        self._dropped_inputs: list[Download] = []
         self._open_inputs: list[Tensor] = []
         # Appended, and not in the cache yet: at most one part.
         self._unfed: list[tuple[Placement, Tensor]] = []
@@ -122,7 +123,9 @@ class ThinkerMemory:
         """End the open unit and let the window decide. previous_ids: words that `previous` may take over."""
         self.context.close_unit(unit, previous_ids)
         if self._keeps_inputs:
-            self._inputs.append(torch.cat(self._open_inputs))
+            for kept in self._inputs[-1:]:
+                kept.read()  # it is there for a unit's time, and holds pinned memory no longer
+            self._inputs.append(Download(torch.cat(self._open_inputs)))
             self._open_inputs = []
             del self._dropped_inputs[-_FREED_WITH_A_UNIT:]
         plan = self._window.plan(self.context.num_tokens, self.context.units, self.context.previous)
@@ -176,7 +179,8 @@ class ThinkerMemory:
             self._dropped_inputs += self._inputs[: len(slide.dropped)]
             del self._inputs[: len(slide.dropped)]
             if slide.recomputed.slots:
-                yield from self._run(slide.recomputed, torch.cat(self._inputs))
+                inputs = torch.cat([kept.read() for kept in self._inputs])
+                yield from self._run(slide.recomputed, upload(inputs, self._decoder.cache.keys.device))
 
     def _run(self, placed: Placement, embeds: Tensor, draw: TextDraw | None = None) -> MemorySteps[Reply]:
         """Ask for a row, in pieces if it is long. Returns the last piece's reply."""
@@ -190,7 +194,7 @@ class ThinkerMemory:
     @property
     def num_kept_tokens(self) -> int:
         """Tokens of the context whose input embeddings are kept."""
-        return sum(inputs.shape[0] for inputs in (*self._inputs, *self._open_inputs))
+        return sum(inputs.shape[0] for inputs in (*(kept.read() for kept in self._inputs), *self._open_inputs))
 
     def retained(self) -> tuple[RetainedUnit, ...]:
         """The units in the ring, oldest first; between units. Raises: InputError if their inputs are not kept."""
@@ -198,7 +202,7 @@ class ThinkerMemory:
         if not self._keeps_inputs:
             raise InputError("this session keeps no inputs and cannot be moved; open it with keeps_inputs")
         assert not self._open_inputs, "a unit is open"
-        return tuple(RetainedUnit(unit, kept.cpu()) for unit, kept in zip(units, self._inputs, strict=True))
+        return tuple(RetainedUnit(unit, kept.read()) for unit, kept in zip(units, self._inputs, strict=True))
 
     def refill(self, previous: tuple[int, ...], units: Sequence[RetainedUnit]) -> MemorySteps[None]:
         """Compute another memory's `previous` and units anew, behind a prompt like its own.
@@ -212,10 +216,10 @@ class ThinkerMemory:
             placed.append(self.context.append(unit.record.num_tokens))
             self.context.close_unit(unit.record.unit, unit.record.spoken)
         yield from self._apply(slide)
-        inputs = [unit.inputs.to(self._decoder.cache.keys.device) for unit in units]
         if self._keeps_inputs:
-            self._inputs.extend(inputs)
+            self._inputs.extend(Download(unit.inputs) for unit in units)
         if placed:
             slots = tuple(slot for one in placed for slot in one.slots)
             whole = Placement(slots, placed[0].first_position, placed[0].key_shift)
-            yield from self._run(whole, torch.cat(inputs))
+            inputs = torch.cat([unit.inputs for unit in units])
+            yield from self._run(whole, upload(inputs, self._decoder.cache.keys.device))
