@@ -71,11 +71,13 @@ class Second:
 
     since_s: when it came where it is, on the engine's clock.
     num_unspoken: handoffs and chunks of it that are not answered yet.
+    is_ending: of what was spoken last the turn's end follows.
     """
 
     since_s: float
     times: StageTimes = field(default_factory=StageTimes)
     num_unspoken: int = 0
+    is_ending: bool = False
     outcome: UnitOutcome | None = None
     error: AntiphonError | None = None
     speech: list[Speech] = field(default_factory=list)
@@ -209,8 +211,10 @@ class CallRecord(Record):
         second = self.unspoken.get((address.epoch, address.seq))
         if second is None:
             return
-        times = second.times
-        second.times = replace(times, code2wav_ms=times.code2wav_ms + second.lap_ms(now_s))
+        if not second.is_ending:
+            times = second.times
+            second.times = replace(times, code2wav_ms=times.code2wav_ms + second.lap_ms(now_s))
+        second.is_ending = spoken.goes_on
         if not spoken.goes_on:
             del self.unspoken[address.epoch, address.seq]
             second.num_unspoken -= 1

@@ -43,7 +43,10 @@ Happening = Event | Speech
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Time that a unit spent in each stage, waiting for others included."""
+    """Time that a unit spent in each stage, waiting for others included.
+
+    Not the end of a turn behind its last second: it is spoken when it is due.
+    """
 
     thinker_ms: float = 0.0
     talker_ms: float = 0.0

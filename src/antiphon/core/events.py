@@ -47,7 +47,7 @@ class UnitDecided:
 
 @dataclass(frozen=True, slots=True)
 class UnitFinished:
-    """Nothing of the unit is on its way any more. *_ms: time that it spent in each stage, waiting included."""
+    """Nothing of the unit is on its way any more. *_ms: as of `StageTimes`."""
 
     unit: int
     at_s: float
