@@ -58,10 +58,6 @@ class _Due:
         return ChunkRow(self.state, chunk.codec_tokens, chunk.ends_turn, chunk.is_first_of_turn)
 
 
-_REST = 1.0
-"""After chunks were rendered, in shares of the time that it took."""
-
-
 class Code2WavStage:
     """Owns the chunks that wait and those that are on their way to the host, and which session speaks when.
 
