@@ -24,6 +24,7 @@ from antiphon.core.messages import Address, CodecChunk, Handoff
 from antiphon.core.sampling import CodecSampling, Draws
 from antiphon.core.window import BasicWindow, SlideMode
 from antiphon.engine import Engine
+from antiphon.kernels.beside import Beside
 from antiphon.models.minicpmo.audio_features import MelExtractor
 from antiphon.models.minicpmo.audio_stream import MelStream
 from antiphon.models.minicpmo.captured import GraphRecorder
@@ -163,6 +164,19 @@ def test_a_stage_that_goes_first_is_recorded_and_launched_with_that_priority() -
         assert GraphRecorder.on(cuda, precedence.value).stream.priority == precedence.value
         with on_device(cuda, precedence):
             assert torch.cuda.current_stream().priority == precedence.value
+
+
+def test_what_runs_beside_a_stage_is_waited_for_when_it_is_handed_over() -> None:
+    cuda = torch.device("cuda")
+    beside = Beside(cuda, Precedence.FIRST.value)
+    with torch.inference_mode():
+        before = torch.zeros(1000, device=cuda)
+        torch.cuda.synchronize()
+        with beside.running():
+            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public spins so long
+            made = before + 7
+        beside.hand_over([made])
+        assert (made + 1).eq(8).all()
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
