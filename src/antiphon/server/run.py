@@ -24,6 +24,7 @@ from antiphon.aio import AsyncEngine
 from antiphon.core.clock import Clock
 from antiphon.errors import ConfigError
 from antiphon.loading import Running, running_engine
+from antiphon.runner.collector import spare_what_is_there
 from antiphon.server.auth import Access, ApiKeys, KeyLimits, read_api_keys
 from antiphon.server.door import Door
 from antiphon.server.for_engine import engine_config, session_config
@@ -152,6 +153,7 @@ class DrainingServer(uvicorn.Server):
         for listening in sockets or []:
             _cut_unread(listening, self._unread_s)
         await super().startup(sockets)
+        spare_what_is_there()  # the engine was, and now the app is there too
         for listening in sockets or []:
             host, port = listening.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
