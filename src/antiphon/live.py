@@ -25,12 +25,12 @@ from antiphon.core.events import InputRefused, SessionEnded, UnitDecided
 from antiphon.counts import EngineCounts
 from antiphon.engine import Chat, Engine
 from antiphon.errors import AntiphonError, AudioError, EngineStopped, InputError, InternalError
+from antiphon.garbage import look_at_all_again, spare_what_is_there
 from antiphon.happenings import Happening
 from antiphon.models.minicpmo.audio_features import check_samples
 from antiphon.models.minicpmo.chat_prompt import ChatPrompt
 from antiphon.models.minicpmo.image import check_sides
 from antiphon.models.minicpmo.voice_prompt import VoicePrompt
-from antiphon.runner.collector import look_at_all_again, spare_what_is_there
 from antiphon.stages.thinker.state import UnitInput
 from antiphon.units import INPUT_RATE_HZ, UNIT_SAMPLES
 
@@ -127,7 +127,7 @@ class LiveSession(Sender):
 class LiveEngine:
     """Owns the thread that drives an engine; nothing else may touch that engine while it runs. Use as a context.
 
-    What the process holds when it begins is kept from Python's collector (`collector.py`) until it ends.
+    What the process holds when it begins is kept from Python's collector (`garbage.py`) until it ends.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from antiphon.errors import AntiphonError, InternalError, places
-from antiphon.runner.collector import spare_what_is_there
+from antiphon.garbage import look_at_all_again, spare_what_is_there
 from antiphon.runner.device import Precedence, on_device
 from antiphon.runner.placed import Died, Loop, Stop, drive
 
@@ -193,3 +193,6 @@ def _run(builder: Builder[MessageT, AnswerT], pipe: Connection, num_threads: int
         # Not left to multiprocessing, which prints an error with all its words.
         logger.exception("the stage failed")
         raise SystemExit(1) from None
+    finally:
+        # Else libraries that count what is left of them at the end complain.
+        look_at_all_again()

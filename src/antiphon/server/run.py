@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from antiphon.aio import AsyncEngine
 from antiphon.core.clock import Clock
 from antiphon.errors import ConfigError
+from antiphon.garbage import spare_what_is_there
 from antiphon.loading import Running, running_engine
-from antiphon.runner.collector import spare_what_is_there
 from antiphon.server.auth import Access, ApiKeys, KeyLimits, read_api_keys
 from antiphon.server.door import Door
 from antiphon.server.for_engine import engine_config, session_config

@@ -158,7 +158,7 @@ class ServerSettings(BaseModel):
 
     keeps_inputs: bool = Field(
         True,
-        description="A call may change instructions, voice and window; takes 8 KiB of memory a token in its window.",
+        description="A call may change instructions, voice and window, for 8 KiB of the host's memory a token in it.",
     )
 
     max_speaking_chats: Count = Field(1, description="Chats that may speak at the same time, besides the calls.")

@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept from what stays.
+"""Python's garbage collector, kept from what stays.
 
 When enough is new it looks through everything it knows, and no thread runs meanwhile: 0.3 s for the 430 000 objects of
 a process that has imported torch, heard by all callers at once. Shown by tests/test_live.py.
