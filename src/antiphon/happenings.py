@@ -45,7 +45,7 @@ Happening = Event | Speech
 class StageTimes:
     """Time that a unit spent in each stage, waiting for others included.
 
-    Not the end of a turn behind its last second: it is spoken when it is due.
+    Not the end of a turn behind its last second, which gives way to what others wait for.
     """
 
     thinker_ms: float = 0.0

@@ -22,7 +22,10 @@ from antiphon.stages.code2wav.renderer import ChunkRow, Renderer
 from antiphon.stages.code2wav.state import Caller, Code2WavCounts, Code2WavSession, Code2WavState
 from antiphon.stages.code2wav.voices import VoiceStore
 from antiphon.stages.loop import Part, Ready
-from antiphon.units import UNIT_S
+
+_REST_AFTER_S = 0.25
+"""That the end of a turn gives way to what others want to hear. It plays a second after its chunk, but a protocol that
+tells whole units waits for it."""
 
 Code2WavResult = Ready[None] | Spoken[Tensor] | Part[Spoken[Tensor]] | AntiphonError
 
@@ -31,8 +34,8 @@ Code2WavResult = Ready[None] | Spoken[Tensor] | Part[Spoken[Tensor]] | AntiphonE
 class _Due:
     """What a session wants to hear next.
 
-    rest: of a chunk that ends its turn, what is spoken in a second piece: all that the flow has held back. It is heard
-    a second later, so nobody waits for it who waits for the first.
+    rest: of a chunk that ends its turn, what is spoken in a second piece: all that the flow has held back. Nobody waits
+    for it who waits for the first.
     """
 
     state: Code2WavState
@@ -44,7 +47,7 @@ class _Due:
         # A turn's first second is not filled up if it is its last as well, which has to be known.
         if not (chunk.ends_turn and state.num_reserved_frames and len(chunk.codec_tokens) >= CHUNK_TOKENS):
             return _Due(state, chunk)
-        rest = replace(chunk, codec_tokens=(), deadline_s=chunk.deadline_s + UNIT_S)
+        rest = replace(chunk, codec_tokens=(), deadline_s=chunk.deadline_s + _REST_AFTER_S)
         return _Due(state, replace(chunk, ends_turn=False), (rest,))
 
     @property
