@@ -15,7 +15,8 @@ from antiphon.bench.contexts import fill_randomly, filled_context
 from antiphon.bench.kernel_case import CaseMaker, KernelCase, Launch, Rival
 from antiphon.core.cache_dtype import CacheDtype
 from antiphon.core.sampling import TextSampling
-from antiphon.kernels.few_rows.op import MAX_ROWS, linear_add, norm_gated, norm_linear
+from antiphon.kernels.few_rows.contract import MAX_ROWS
+from antiphon.kernels.few_rows.op import linear_add, norm_gated, norm_linear
 from antiphon.kernels.key_slots.op import key_slots
 from antiphon.kernels.kv_cache import KVCache, StepLayout
 from antiphon.kernels.paged_attention.op import paged_attention

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.kernels.dependent_launch import await_previous, dependent
-from antiphon.kernels.few_rows.op import MAX_ROWS
+from antiphon.kernels.few_rows.contract import MAX_ROWS
 
 _COLUMNS = 16
 """Of a program. The thinker's products are then 256 to 768 programs, which are on their 132 SMs at once and nearly

@@ -25,10 +25,7 @@ from torch import Tensor
 
 from antiphon.errors import ShapeError
 from antiphon.kernels.few_rows import reference
-
-MAX_ROWS = 8
-"""A product of the hardware is as wide. Each program norms all rows: with more of them a norm of its own costs less,
-and the library's products win."""
+from antiphon.kernels.few_rows.contract import MAX_ROWS
 
 
 def pays_for(x: Tensor) -> bool:
