@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel is on the device, waiting, before the one in front of it has ended.
 
 A recorded step is hundreds of kernels of a few microseconds, and to bring one onto the device takes one or two of them.
-So each kernel, once what was launched before is done and seen, lets the next one come; that one waits in turn. What
-was written two launches before may be read without waiting. From Hopper on; elsewhere kernels follow one another.
+So each kernel, once what was launched before is done and seen, lets the next one come; that one waits in turn. From
+Hopper on; elsewhere kernels follow one another. Shown by tests/kernels/test_dependent_launch.py.
 """
 
 from __future__ import annotations
