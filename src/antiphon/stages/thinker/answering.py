@@ -66,12 +66,12 @@ def answer(state: ChatState, tokens: ChatTokens, deadline_s: float) -> MemorySte
         drawn = state.drawn
         assert drawn is not None, "the answer is over"
         reply = yield from state.memory.feed_drawn(state.slot, None if piece.is_last_of_answer else _next_draw(state))
-        own = reply.arriving_state()
         state.drawn, token = reply.drawn, drawn.read()
         if not piece.take(token):
             continue
         texts.append(state.stop.push(state.text.push((token,))))
-        state.unsaid.append((token, own))
+        if state.session.answer.is_spoken:
+            state.unsaid.append((token, reply.arriving_state()))
         if state.stop.is_stopped:
             piece.stop()
         elif not state.stop.is_holding:
