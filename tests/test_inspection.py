@@ -98,7 +98,7 @@ def test_caches_of_a_session_take_what_is_said(
     decider = build.decider(model, load_tokenizer(tiny_checkpoint), num_blocks)
     assert decider.decoder.cache.num_bytes == said["thinker KV", "session"]
     inputs = decider.decoder.cache.keys.new_empty(peak_tokens, model.config.thinker.decoder.hidden_size)
-    assert storage(inputs) == said["kept inputs, on the host", "session that may change"]
+    assert storage(inputs) == said["kept inputs", "session that may change"]
     talker = TalkerStage(model.talker, turn_cache(model.config.talker.max_position_tokens))
     assert talker.speaker.decoder.cache.num_bytes == said["talker KV", "speaking session"]
     assert storage(model.audio.new_state().kv) == said["audio encoder KV", "session"]

@@ -123,7 +123,7 @@ def needs_of_sessions(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheNee
     needs = [
         CacheNeed("thinker KV", "session", _cache_bytes(config.thinker.decoder, context, dtype)),
         CacheNeed(f"thinker KV, {scaled.value}", "session", scaled_bytes),
-        CacheNeed("kept inputs, on the host", "session that may change", peak_tokens * inputs_bytes, is_on_host=True),
+        CacheNeed("kept inputs", "session that may change", peak_tokens * inputs_bytes, is_on_host=True),
         CacheNeed("audio encoder KV", "session", _audio_bytes(config, dtype)),
         CacheNeed("flow", "listening session", 0),
         CacheNeed("talker KV", "speaking session", _cache_bytes(config.talker.decoder, turn, dtype)),
@@ -168,7 +168,7 @@ def needs_of_engine(config: ModelConfig, engine: EngineConfig, session: SessionC
     return (
         CacheNeed("weights", "engine", weights),
         CacheNeed("thinker KV", calls, engine.max_calls * thinker_bytes),
-        CacheNeed("kept inputs, on the host", calls, kept_bytes, is_on_host=True),
+        CacheNeed("kept inputs", calls, kept_bytes, is_on_host=True),
         CacheNeed("audio encoder KV", calls, engine.max_calls * _audio_bytes(config, dtype)),
         CacheNeed("talker KV", speaking, engine.max_speaking * talker_bytes),
         CacheNeed("flow", speaking, arena.num_bytes(shape, DTYPES[engine.code2wav.dtype])),
@@ -177,8 +177,12 @@ def needs_of_engine(config: ModelConfig, engine: EngineConfig, session: SessionC
 
 
 def render_memory(needs: Iterable[CacheNeed], console: Console) -> None:
-    rows = ((one.name, f"per {one.per}", _size(one.num_bytes)) for one in needs)
-    console.print(_rows("memory of voices and sessions", rows))
+    console.print(_rows("memory of voices and sessions", map(_row, needs)))
+
+
+def _row(need: CacheNeed) -> tuple[str, str, str]:
+    where = ", on the host" if need.is_on_host else ""
+    return need.name + where, f"per {need.per}", _size(need.num_bytes)
 
 
 def render(inspection: Inspection, console: Console) -> None:
@@ -189,8 +193,7 @@ def render(inspection: Inspection, console: Console) -> None:
         console.print("THE TINY CHECKPOINT HAS RANDOM WEIGHTS: WHAT IT SAYS IS NOISE", style="bold red")
     console.print(_parts_table(inspection.parts, dtype))
     console.print(_rows("decided by the files", ((one.about, one.outcome) for one in inspection.decisions)))
-    caches = ((one.name, f"per {one.per}", _size(one.num_bytes)) for one in inspection.caches)
-    console.print(_rows(f"memory besides the weights, {dtype}", caches))
+    console.print(_rows(f"memory besides the weights, {dtype}", map(_row, inspection.caches)))
     found = inspection.fit
     for what, names in (("missing", found.missing), ("unexpected", found.unexpected), ("wrong shape", found.misshaped)):
         if names:
