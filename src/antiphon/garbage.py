@@ -10,7 +10,10 @@ import gc
 
 
 def spare_what_is_there() -> None:
-    """Never look again at what there is by now: programs, models, recordings. What nobody uses is freed as ever."""
+    """Never look again at what there is by now: programs, models, recordings.
+
+    Of it, what refers to itself is not freed until `look_at_all_again`; everything else is, as ever.
+    """
     gc.collect()
     gc.freeze()
 

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_S = 5e-4
 """For which a thread keeps the interpreter while others want it. Python's 5 ms are as long as a step of the thinker:
-a stage that has read what its last step drew waited for it, and the device for the stage. With 96 calls and with 128 a
-unit was 5 to 15 % sooner decided."""
+a stage that has read what its last step drew waited for it, and the device for the stage. With 96 calls and more a unit
+was some percent sooner decided, with 32 no sooner (docs/numbers.md)."""
 
 
 @dataclass(frozen=True, slots=True)
